@@ -8,6 +8,7 @@ from tests.propagation.by_hand import PAIR, ByHand
 from tests.search.problems import Captured, price
 from tfpar.cluster.named import find_cluster
 from tfpar.constraints import batch
+from tfpar.cost.liveness import BufferLiveness, Buffers
 from tfpar.cost.memory import live_peak, operands_of_collectives, peak
 from tfpar.cost.pricer import Pricer
 from tfpar.ir.builder import GraphBuilder
@@ -31,11 +32,15 @@ def local_bytes(mesh):
     return lambda tensor, spec: 4 * math.prod(local_shape(tensor.shape, spec, mesh))
 
 
+def partition(graph, mesh, spec=(R,)):
+    anchors = Anchors(inputs=[spec] * len(graph.inputs), outputs=[None] * len(graph.outputs))
+    return propagate(prepare(graph), mesh, anchors)
+
+
 def peak_of(build, ranks=1, spec=(R,), times=None, backward=()):
     mesh = Mesh.of([ranks])
     graph = build.graph
-    anchors = Anchors(inputs=[spec] * len(graph.inputs), outputs=[None] * len(graph.outputs))
-    laid = propagate(prepare(graph), mesh, anchors)
+    laid = partition(graph, mesh, spec)
     by_name = {op.name: op for op in graph.ops}
     times = {by_name[n]: t for n, t in (times or {}).items()}
     phase = {op: BACKWARD if op.name in backward else FORWARD for op in graph.ops}
@@ -69,6 +74,25 @@ def test_a_product_needs_its_inputs_and_its_result():
     found = peak_of(chain("Relu", "MatMul"))
     assert found.num_bytes == 2 * KB and "op1" in found.op
     assert [size for _, size in found.largest] == [KB, KB]
+
+
+def test_one_of_two_tasks_holds_what_the_step_does_wherever_it_is_cut():
+    """The first is to leave what the second reads, and nothing else."""
+    build = chain("MatMul", "Relu", "Reshape", "MatMul", "Tanh", "Relu")
+    x, last = build.graph.inputs[0], build.graph.outputs[0]
+    attrs = {"T": DType("float32"), "transpose_a": False, "transpose_b": False}
+    build.one("MatMul", (last, x), (16, 16), "float32", attrs)  # x is there to the end
+    mesh, ops = Mesh.of([1]), build.graph.ops
+    buffers, size = Buffers(partition(build.graph, mesh)), local_bytes(mesh)
+    whole = BufferLiveness(buffers, ops, lambda _: False).find_peak(size)
+    assert whole.num_bytes == 3 * KB
+    for at in range(1, len(ops)):
+        read = {buffer for op in ops[at:] for buffer in buffers.used(op)}
+        first = BufferLiveness(buffers, ops[:at], read.__contains__)
+        second = BufferLiveness(buffers, ops[at:], lambda _: False)
+        assert set(second.given) == {buffer for buffer in read if buffer[0].op in ops[:at]}
+        assert max(task.find_peak(size).num_bytes for task in (first, second)) == 3 * KB
+        assert first.find_peak(size).op is whole.op or second.find_peak(size).op is whole.op
 
 
 def test_what_is_read_in_another_spec_by_the_backward_pass_is_told_apart():

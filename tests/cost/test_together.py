@@ -99,7 +99,7 @@ def test_parts_that_share_a_bucket_add_up_to_the_step():
 def test_what_is_not_of_one_kind_group_and_time_is_not_packed():
     found = NOTHING
     packable = Packable(0, "all_gather", (0,), FORWARD, 1)
-    others = [{"group": 1}, {"kind": "all_reduce"}, {"axes": (1,)}, {"when": 1}]
+    others = [{"group": 1}, {"kind": "all_reduce"}, {"axes": (1,)}, {"phase": 1}]
     for changes in ({}, *others):
         found = found.plus(Together.one(packable._replace(**changes), 8, 1.0))
     assert not list(found.saved(lambda *_: 0.0))

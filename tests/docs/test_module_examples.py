@@ -146,7 +146,7 @@ def test_half_of_what_is_waited_for_hides_behind_two_chunks():
 
 
 def test_a_chain_of_ops_stores_two_tensors_at_once():
-    """Of `cost.memory`."""
+    """Of `cost.liveness`."""
     most = test_memory.peak_of(test_memory.chain("MatMul", "Relu", "MatMul"))
     assert (most.num_bytes, most.op) == (2048, "op0/MatMul")
 

@@ -12,10 +12,7 @@ import tensorflow as tf
 
 import tfpar as tap
 from tests.timeline.files import TimelineFile
-from tfpar.cluster.named import read_preset
-from tfpar.cost.traffic import traffic
 from tfpar.interop.profiler import OpEvent, Profiler
-from tfpar.ir.roles import Roles
 from tfpar.keras.adapter import state_of
 from tfpar.timeline.asked import Asked
 from tfpar.timeline.nodes import Nodes
@@ -91,11 +88,9 @@ def test_slices_are_called_after_layers(split, tmp_path):
 def test_collectives_move_what_the_plan_says(split, tmp_path):
     file = fitted(split, tmp_path / "t.json")
     executable = state_of(split).executables["train"]
-    roles = Roles.of(executable.partitioned.graph, executable.captured.gradient_tensors)
     planned: dict[tuple[str, tuple[str, ...]], int] = {}
-    for entry in traffic(executable.partitioned, read_preset("dgx-a100"), roles):
-        key = entry.kind, entry.axes
-        planned[key] = planned.get(key, 0) + entry.num_bytes
+    for kind, axes, num_bytes in executable.partitioned.collectives():
+        planned[kind, axes] = planned.get((kind, axes), 0) + num_bytes
     for step in (3, 4, 5):
         seen: dict[tuple[str, tuple[str, ...]], int] = {}
         for event in file.collectives(0, step=step):

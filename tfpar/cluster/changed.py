@@ -1,4 +1,4 @@
-"""A cluster that is not as it was described: links for another plan to win, figures as measured."""
+"""Clusters that differ from their description: links for another plan to win, measured figures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tfpar.spec import Mesh
 
 
 class Pace(NamedTuple):
-    """How many times as long as described what goes over links takes.
+    """Time of what goes over links, as a multiple of what was described.
 
     Attributes:
         start: until it is on its way.
@@ -31,7 +31,7 @@ def taking(
     within: Pace = AS_DESCRIBED,
     between: Pace = AS_DESCRIBED,
 ) -> Cluster:
-    """The cluster where all takes so many times as long as described.
+    """Slow the cluster down: all takes so many times as long as described.
 
     What was measured of collectives is changed as the links that their groups use.
 
@@ -64,7 +64,7 @@ def taking(
 
 
 def with_links(cluster: Cluster, factor: float) -> Cluster:
-    """The cluster with links of so many times the bandwidth, within and between nodes.
+    """Give the cluster's links so many times the bandwidth, within and between nodes.
 
     Latencies stay.
     """

@@ -1,4 +1,4 @@
-"""What the parts of a cluster must be for costs to make sense.
+"""Checks of the parts of a cluster, without which costs make no sense.
 
 The tables say of each field how it is read: numbers, Python's or numpy's, become floats or ints,
 lists become tuples, and anything else is refused.
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from tfpar.cluster.description import Cluster
 
 TOPOLOGIES = ("switch", "direct", "ring", "bus")
-"""How the members of a level are joined: each by one port to a switch (also trees of PCIe
-switches); by a link between every two; each to its two neighbours (a torus is a ring of rings);
-or all by one line that they share."""
+"""Topologies of a level, by which its members are joined: each by one port to a switch (also trees
+of PCIe switches); by a link between every two; each to its two neighbours (a torus is a ring of
+rings); or all by one line that they share."""
 
 ALGORITHMS = ("ring", "tree", "halving", "hierarchical", "heterogeneous-ring")
-"""How a library computes a collective; see `cost.collectives`."""
+"""Algorithms by which a library computes a collective; see `cost.collectives`."""
 
 TRANSFER = "transfer"
 """The kind of what is measured that goes from rank to rank."""
@@ -55,7 +55,7 @@ def settle(part: Any, readers: Mapping[str, Reader]) -> None:
 
 
 def parts(kind: type, at_least: int = 0) -> Reader:
-    """A reader of several `kind`s."""
+    """Make a reader of several `kind`s."""
     what = f"a list of {'one or more ' if at_least else ''}tap.{kind.__name__}"
 
     def read(name: str, value: Any) -> tuple[Any, ...]:
@@ -68,7 +68,7 @@ def parts(kind: type, at_least: int = 0) -> Reader:
 
 
 def part(kind: type) -> Reader:
-    """A reader of one `kind`."""
+    """Make a reader of one `kind`."""
 
     def read(name: str, value: Any) -> Any:
         if not isinstance(value, kind):
@@ -133,7 +133,7 @@ def _algorithms(name: str, value: Any) -> tuple[str, ...]:
 
 
 def ranks(name: str, value: Any) -> tuple[int, ...]:
-    """A reader of ranks."""
+    """Make a reader of ranks."""
     return tuple(integer(name, rank, 0) for rank in listed(name, value, "a list of ranks"))
 
 

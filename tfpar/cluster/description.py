@@ -1,4 +1,4 @@
-"""What a cluster is made of, in seconds, bytes and operations (no milli, no giga).
+"""Parts of a cluster, in seconds, bytes and operations (no milli, no giga).
 
 A cluster is nodes of devices, joined by levels of links: ATP's hierarchy (§3.4). Ranks are its
 devices in order, node by node.
@@ -69,7 +69,8 @@ class Device:
         return hash((*sorted(self.flops.items()), self.memory_bytes, self.memory_bandwidth))
 
     def flops_of(self, dtype: str) -> float:
-        """FLOP/s in `dtype`; one not listed counts as the listed one of its width, or float32."""
+        """Look up the FLOP/s in `dtype`; one not listed counts as the listed one of its width, or
+        float32."""
         for name in (dtype, *_LIKE.get(dtype, ())):
             if name in self.flops:
                 return self.flops[name]
@@ -77,7 +78,7 @@ class Device:
 
 
 def slowest_of(devices: Sequence[Device]) -> Device:
-    """What those wait for that have the same work: the least of each rate."""
+    """Make the device that those wait for that have the same work: the least of each rate."""
     if all(d == devices[0] for d in devices):
         return devices[0]
     dtypes = set.intersection(*(set(d.flops) for d in devices))
@@ -170,7 +171,7 @@ class Node:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """How long a collective was found to take on the groups of ranks along a mesh axis.
+    """Measured time of a collective on the groups of ranks along a mesh axis.
 
     Of kind `check.TRANSFER` it is no collective: each rank sends a tensor to the next of its group.
 
@@ -256,7 +257,7 @@ class Cluster:
         node_levels: int = 1,
         **fields: Any,
     ) -> Cluster:
-        """Equal nodes.
+        """Make a cluster of equal nodes.
 
         Args:
             levels: all levels of links, from outside in.
@@ -287,7 +288,7 @@ class Cluster:
         return self.num_devices if self.ranks is None else len(self.ranks)
 
     def part(self, ranks: Sequence[int]) -> Cluster:
-        """The part of the cluster that some ranks make up: rank `i` of it is `ranks[i]`.
+        """Take the part of the cluster that some ranks make up: rank `i` of it is `ranks[i]`.
 
         It remains where it is: groups of its ranks share the links of the whole. So ranks of two
         nodes have the slow link between these, and side by side they have a part of it each.
@@ -307,7 +308,7 @@ class Cluster:
         return dataclasses.replace(self, ranks=None if everyone else found)
 
     def places(self, ranks: Iterable[int]) -> tuple[int, ...]:
-        """What these ranks are in the whole; see `ranks`."""
+        """Find what these ranks are in the whole; see `ranks`."""
         return tuple(ranks if self.ranks is None else map(self.ranks.__getitem__, ranks))
 
     @functools.cached_property
@@ -325,7 +326,8 @@ class Cluster:
 
     @functools.cached_property
     def device(self) -> Device:
-        """What a step that gives all ranks the same work waits for: the least of each rate."""
+        """Device that a step waits for if it gives all ranks the same work: the least of each
+        rate."""
         return slowest_of([node.device for node in self._kinds_of_nodes()])
 
     @functools.cached_property
@@ -339,7 +341,7 @@ class Cluster:
         return min(rooms)
 
     def with_host_memory(self, memory_bytes: float | None) -> Cluster:
-        """The cluster with so much memory in each machine."""
+        """Give each machine so much memory."""
         nodes = (dataclasses.replace(n, host_memory_bytes=memory_bytes) for n in self.nodes)
         return dataclasses.replace(self, nodes=tuple(nodes))
 
@@ -349,7 +351,7 @@ class Cluster:
         return self.one_memory or math.isinf(self.device.host_bandwidth)
 
     def at_pace_of(self, ranks: Iterable[int]) -> Cluster:
-        """The cluster as if all its devices were as the slowest of these ranks; links are kept."""
+        """Make all devices as slow as the slowest of these ranks; links are kept."""
         device = slowest_of([self.devices[rank] for rank in ranks])
         nodes = tuple(dataclasses.replace(node, device=device) for node in self.nodes)
         return dataclasses.replace(self, nodes=nodes)
@@ -365,7 +367,7 @@ class Cluster:
         return found
 
     def with_device(self, **changes: Any) -> Cluster:
-        """The cluster with fields of its devices changed."""
+        """Change fields of the cluster's devices."""
         nodes = tuple(
             dataclasses.replace(n, device=dataclasses.replace(n.device, **changes))
             for n in self.nodes
@@ -373,7 +375,7 @@ class Cluster:
         return dataclasses.replace(self, nodes=nodes)
 
     def with_memory(self, memory_bytes: float | None) -> Cluster:
-        """The cluster with devices of which this much may be used; None: all they have."""
+        """Limit the memory of devices that may be used; None: all they have."""
         return self if memory_bytes is None else self.with_device(memory_bytes=memory_bytes)
 
     def check(self, mesh: Mesh) -> None:
@@ -386,14 +388,14 @@ class Cluster:
             )
 
     def shape_text(self) -> str:
-        """`2 nodes of 8`, kind by kind; of a part `4 of 2 nodes of 8`."""
+        """Write `2 nodes of 8`, kind by kind; of a part `4 of 2 nodes of 8`."""
         whole = ", ".join(
             f"{n.count} node{'s' if n.count > 1 else ''} of {n.size}" for n in self.nodes
         )
         return whole if self.ranks is None else f"{self.size} of {whole}"
 
     def fingerprint(self) -> str:
-        """A hash of everything that a cost depends on (not the names)."""
+        """Hash everything that a cost depends on (not the names)."""
         fields = dataclasses.asdict(self)
         # The same as before there were parts, entries of one group, and the later fields of a
         # device, for plans that are saved.

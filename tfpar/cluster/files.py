@@ -86,7 +86,7 @@ _Table = dict[str, tuple[str, str]]
 
 
 def read_cluster(path: str | os.PathLike[str]) -> Cluster:
-    """The cluster that a TOML or JSON file describes.
+    """Read the cluster that a TOML or JSON file describes.
 
     Raises:
         TfparError: it cannot be read, or a key is missing, unknown or wrong; names file and key.
@@ -115,7 +115,7 @@ def write_cluster(cluster: Cluster, path: str | os.PathLike[str]) -> None:
 
 
 def cluster_text(cluster: Cluster) -> str:
-    """`cluster` as a TOML file has it."""
+    """Write `cluster` as a TOML file has it."""
     document = tomlkit.document()
     for key, value in _with_units(describe(cluster)).items():
         document.add(key, value)
@@ -130,7 +130,7 @@ def check_writable(path: str) -> None:
 
 
 def cluster_of(known: Any, source: str = "") -> Cluster:
-    """The cluster that a mapping with a file's keys describes.
+    """Make the cluster that a mapping with a file's keys describes.
 
     Args:
         source: where it comes from, in messages.
@@ -177,7 +177,7 @@ class _Reader:
         return value
 
     def tables(self, table: Mapping[str, Any], name: str, key: str) -> list[tuple[str, Any]]:
-        """(key, table) of each entry of an array of tables; none if it is absent."""
+        """List (key, table) of each entry of an array of tables; none if it is absent."""
         where = f"{key}.{name}" if key else name
         entries = table.get(name, ())
         if isinstance(entries, Mapping) or not isinstance(entries, Sequence | tuple):
@@ -260,7 +260,8 @@ class _Reader:
         return self.made(Measured, key, mesh=table["mesh"], **fields)
 
     def made(self, part: Callable[..., Part], key: str, /, **fields: Any) -> Part:
-        """A part of the cluster; what is wrong with its fields is said with the table's key."""
+        """Make a part of the cluster; what is wrong with its fields is said with the table's
+        key."""
         try:
             return part(**fields)
         except ArgumentError as error:
@@ -268,13 +269,13 @@ class _Reader:
 
 
 def _with_key(error: ArgumentError) -> str:
-    """What is wrong, of the key of a file and not of the attribute that it becomes."""
+    """Say what is wrong, of the key of a file and not of the attribute that it becomes."""
     name, space, rest = str(error).partition(" ")
     return _KEYS.get(name, name) + space + rest
 
 
 def describe(cluster: Cluster) -> dict[str, Any]:
-    """The mapping of which `cluster_of` makes the cluster; plain numbers in base units."""
+    """Make the mapping of which `cluster_of` makes the cluster; plain numbers in base units."""
     found: dict[str, Any] = _fields(cluster, _CLUSTER)
     found["algorithms"] = list(cluster.algorithms)
     if cluster.ranks is not None:

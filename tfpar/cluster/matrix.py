@@ -14,7 +14,7 @@ from tfpar.spec import Mesh
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layer:
-    """One layer of the matrix: members of a level, seen from one of the places it joins.
+    """Layer of the matrix: members of a level, seen from one of the places it joins.
 
     Attributes:
         p2p: (members, members) bytes/s between any two, all the links between them together.
@@ -27,7 +27,7 @@ class Layer:
 
 
 def hierarchical_matrix(cluster: Cluster) -> list[Layer]:
-    """The layers from outside in, of the first place at each depth (Fig. 7)."""
+    """List the layers from outside in, of the first place at each depth (Fig. 7)."""
     levels = [*cluster.levels, *(cluster.nodes[0].levels)]
     return [Layer(level, _p2p(level), level.bandwidth) for level in levels]
 
@@ -42,19 +42,21 @@ def _p2p(level: Level) -> np.ndarray:
 
 
 def device_meshes(size: int) -> list[tuple[int, int]]:
-    """Every DeviceMesh(d1, d2) of `size` devices, (size, 1) first."""
+    """List every DeviceMesh(d1, d2) of `size` devices, (size, 1) first."""
     return [(size // d2, d2) for d2 in range(1, size + 1) if size % d2 == 0]
 
 
 def link_bandwidths(cluster: Cluster, d1: int, d2: int) -> tuple[float, float]:
-    """B1' and B2' of DeviceMesh(d1, d2) in bytes/s (eq. 3, see `network`); inf for a size of 1."""
+    """Compute B1' and B2' of DeviceMesh(d1, d2) in bytes/s (eq. 3, see `network`); inf for a size
+    of 1."""
     mesh = Mesh(("d1", "d2"), (d1, d2))
     first, second = (link_of(cluster, mesh, (axis,)).bandwidth for axis in (0, 1))
     return first, second
 
 
 def reduce_bandwidths(cluster: Cluster, d1: int, d2: int) -> tuple[float, float]:
-    """B1 and B2: bytes of payload that an all-reduce moves a second (eq. 4, or as measured)."""
+    """Compute B1 and B2: bytes of payload that an all-reduce moves a second (eq. 4, or as
+    measured)."""
     found = []
     for axis, (size, bandwidth) in enumerate(
         zip((d1, d2), link_bandwidths(cluster, d1, d2), strict=True)
@@ -70,7 +72,7 @@ def reduce_bandwidths(cluster: Cluster, d1: int, d2: int) -> tuple[float, float]
 def tensor_parallel_seconds(
     cluster: Cluster, d1: int, d2: int, hidden_bytes: float, layers: int = 1
 ) -> float:
-    """T_comm of eq. 2: seconds a step of a transformer's all-reduces on DeviceMesh(d1, d2).
+    """Price T_comm of eq. 2: seconds a step of a transformer's all-reduces on DeviceMesh(d1, d2).
 
     Args:
         hidden_bytes: of one [batch, sequence, hidden] tensor.

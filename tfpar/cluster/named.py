@@ -20,7 +20,7 @@ _MADE: Mapping[str, Callable[[int, int], Cluster]] = {"cpu": cpu, "cpu-processes
 
 
 def preset_names() -> list[str]:
-    """The presets, sorted."""
+    """List the presets, sorted."""
     files = importlib.resources.files("tfpar.cluster.presets").iterdir()
     found = [f.name.removesuffix(".toml") for f in files if f.name.endswith(".toml")]
     return sorted([*found, *_MADE])
@@ -29,7 +29,7 @@ def preset_names() -> list[str]:
 def find_cluster(
     value: Cluster | Mapping[str, Any] | str | os.PathLike[str], mesh: Mesh | None = None
 ) -> Cluster:
-    """A cluster from itself, a mapping of a file's keys, a preset's name or a file.
+    """Find a cluster: from itself, a mapping of a file's keys, a preset's name or a file.
 
     Args:
         mesh: says how many nodes of a preset, and how many devices of each: the first axis
@@ -59,14 +59,14 @@ def find_cluster(
 
 @functools.cache
 def read_preset(name: str) -> Cluster:
-    """A preset as its file has it."""
+    """Read a preset as its file has it."""
     folder = importlib.resources.files("tfpar.cluster.presets")
     with importlib.resources.as_file(folder / f"{name}.toml") as file:
         return dataclasses.replace(read_cluster(file), name=name)
 
 
 def grid(mesh: Mesh | None) -> tuple[int, int] | None:
-    """(nodes, devices of each) that a mesh such as `split([2, 8])` stands for."""
+    """Find (nodes, devices of each) that a mesh such as `split([2, 8])` stands for."""
     if mesh is None:
         return None
     if mesh.num_axes == 1:
@@ -75,7 +75,7 @@ def grid(mesh: Mesh | None) -> tuple[int, int] | None:
 
 
 def fitted(preset: Cluster, mesh: Mesh) -> Cluster:
-    """As many of a preset's nodes, and of the devices in each, as `mesh` has.
+    """Take as many of a preset's nodes, and of the devices in each, as `mesh` has.
 
     Clusters with several kinds of nodes are taken as they are.
 
@@ -116,7 +116,7 @@ def fitted(preset: Cluster, mesh: Mesh) -> Cluster:
 
 
 def _innermost(levels: tuple[Level, ...], size: int, name: str) -> tuple[Level, ...]:
-    """What joins `size` members: whole inner levels, and a part or a larger one outside."""
+    """Find what joins `size` members: whole inner levels, and a part or a larger one outside."""
     found: list[Level] = []
     for at, level in reversed(list(enumerate(levels))):
         if size == 1:

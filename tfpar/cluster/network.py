@@ -1,4 +1,4 @@
-"""What groups of ranks see of a cluster's links when all of them communicate at once.
+"""Links of a cluster as groups of ranks see them when all of them communicate at once.
 
 A group has ranks in some members of some levels. What it sends between them passes the members'
 links, which the groups side by side share: eq. 3 of ATP (§3.4-3.5), for any groups on any
@@ -25,7 +25,7 @@ Groups = Sequence[Sequence[int]]
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-    """What one rank sees of a network: bytes/s each way, and seconds a message takes to start."""
+    """Link as one rank sees it: bytes/s each way, and seconds a message takes to start."""
 
     bandwidth: float
     latency_s: float
@@ -33,7 +33,7 @@ class Link:
 
 @dataclasses.dataclass(frozen=True)
 class Hop:
-    """A level that a group crosses.
+    """Level that a group crosses.
 
     Attributes:
         members: in how many of the level's members the group has ranks.
@@ -102,13 +102,13 @@ def _inside(nodes: Sequence[Node], at: int) -> _Depth:
 
 
 def groups_of(cluster: Cluster, mesh: Mesh, axes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """The groups along mesh axes `axes`: of a part of a cluster, as they lie in the whole."""
+    """List the groups along mesh axes `axes`: of a part of a cluster, as they lie in the whole."""
     return tuple(map(cluster.places, mesh.groups(axes)))
 
 
 @functools.lru_cache(maxsize=8192)
 def route(cluster: Cluster, mesh: Mesh, axes: tuple[int, ...]) -> tuple[Hop, ...]:
-    """The levels that the groups along mesh axes `axes` cross, from inside out.
+    """List the levels that the groups along mesh axes `axes` cross, from inside out.
 
     All groups communicate at once, each around a ring that enters and leaves a member once. The
     slowest group counts at each level, as all are waited for.
@@ -120,7 +120,7 @@ def route(cluster: Cluster, mesh: Mesh, axes: tuple[int, ...]) -> tuple[Hop, ...
 
 @functools.lru_cache(maxsize=8192)
 def link_of(cluster: Cluster, mesh: Mesh, axes: tuple[int, ...], pairwise: bool = False) -> Link:
-    """The slowest link that the groups along mesh axes `axes` use, all at once.
+    """Find the slowest link that the groups along mesh axes `axes` use, all at once.
 
     Args:
         pairwise: each rank sends to all others (an all-to-all) and not along a ring: then the
@@ -132,7 +132,7 @@ def link_of(cluster: Cluster, mesh: Mesh, axes: tuple[int, ...], pairwise: bool 
 
 @functools.lru_cache(maxsize=8192)
 def transfer_link(cluster: Cluster, pairs: tuple[tuple[int, int], ...]) -> Link:
-    """The slowest link that transfers from rank to rank use, all at once.
+    """Find the slowest link that transfers from rank to rank use, all at once.
 
     A transfer leaves one member of a level and enters another; their links carry both ways at the
     same time. Those that leave a member share its link, and so do those that enter it; those
@@ -151,8 +151,8 @@ def transfer_link(cluster: Cluster, pairs: tuple[tuple[int, int], ...]) -> Link:
 
 @functools.lru_cache(maxsize=65536)
 def transfer_start(cluster: Cluster, sender: int, receiver: int) -> float | None:
-    """The seconds in which a transfer between two ranks of the whole was found to start, those of
-    the smallest groups that have both; None if none such was measured."""
+    """Look up the measured seconds in which a transfer between two ranks of the whole starts, those
+    of the smallest groups that have both; None if none such was measured."""
     found: list[tuple[int, float]] = []
     for entry in cluster.measured:
         if entry.kind == TRANSFER:
@@ -163,7 +163,7 @@ def transfer_start(cluster: Cluster, sender: int, receiver: int) -> float | None
 
 
 class Shared(NamedTuple):
-    """What transfers that cross it at the same time share.
+    """Link that transfers share which cross it at the same time.
 
     Attributes:
         name: tells it from others of the cluster.
@@ -176,7 +176,8 @@ class Shared(NamedTuple):
 
 @functools.lru_cache(maxsize=65536)
 def path_between(cluster: Cluster, sender: int, receiver: int) -> tuple[tuple[Shared, ...], float]:
-    """What a transfer from rank to rank crosses, and the seconds that it takes to start.
+    """Find the links that a transfer from rank to rank crosses, and the seconds that it takes to
+    start.
 
     As `transfer_link` counts them: the link of the member that it leaves, that of the member that
     it enters, each for one direction, and what joins the two; of a bus, that.
@@ -202,8 +203,8 @@ def path_between(cluster: Cluster, sender: int, receiver: int) -> tuple[tuple[Sh
 
 
 def likeness(cluster: Cluster) -> Hashable:
-    """What plans on a cluster, or on a part of one, cost by: equal where ranks have equal devices,
-    and links that join them alike."""
+    """Make the key that plans on a cluster, or on a part of one, cost by: equal where ranks have
+    equal devices, and links that join them alike."""
     places = cluster.places(range(cluster.size))
     depths = []
     for depth in _depths(cluster):
@@ -222,7 +223,7 @@ def likeness(cluster: Cluster) -> Hashable:
 
 @functools.lru_cache(maxsize=1024)
 def ring_links(cluster: Cluster, mesh: Mesh, axes: tuple[int, ...]) -> tuple[float, ...]:
-    """B_i of auto3d's eq. 1: bytes/s between neighbours on the ring of the slowest group.
+    """List B_i of auto3d's eq. 1: bytes/s between neighbours on the ring of the slowest group.
 
     The rings of all groups pass the members' links at the same time and share them.
     """
@@ -259,7 +260,7 @@ def _slowest(hops: Iterable[Hop | None]) -> Link:
 
 
 def _hop(depth: _Depth, groups: Groups, pairwise: bool) -> Hop | None:
-    """What crossing this depth is like for the slowest of the groups; None if none does."""
+    """Find the crossing of this depth by the slowest of the groups; None if none crosses it."""
     loads = _loads(depth, groups, pairwise)
     if not loads:
         return None
@@ -282,7 +283,7 @@ def _hop(depth: _Depth, groups: Groups, pairwise: bool) -> Hop | None:
 
 
 def _transfers(depth: _Depth, pairs: Groups) -> Iterator[Hop]:
-    """What crossing this depth is like for each of the pairs that do."""
+    """List the crossings of this depth by the pairs that do."""
     homes = [(depth.home[source], depth.home[target]) for source, target in pairs]
     crossing = [
         (one, other)
@@ -306,7 +307,7 @@ def _transfers(depth: _Depth, pairs: Groups) -> Iterator[Hop]:
 
 
 def _loads(depth: _Depth, groups: Groups, pairwise: bool) -> dict[tuple[int, int], float]:
-    """How many times over the link of each (place, member) is used."""
+    """Count how many times over the link of each (place, member) is used."""
     loads: dict[tuple[int, int], float] = {}
     for group in groups:
         size = len(group)
@@ -331,8 +332,8 @@ def _crossed(depth: _Depth, group: Sequence[int]) -> dict[int, dict[tuple[int, i
 
 @functools.lru_cache(maxsize=8192)
 def measured(cluster: Cluster, kind: str, mesh: Mesh, axes: tuple[int, ...]) -> Measured | None:
-    """What calibration found for a collective on the very groups along mesh axes `axes`; or for
-    groups of which they are some, if these were measured on links of their own."""
+    """Look up what calibration found for a collective on the very groups along mesh axes `axes`; or
+    for groups of which they are some, if these were measured on links of their own."""
     groups = groups_of(cluster, mesh, axes)
     entries = [entry for entry in cluster.measured if entry.kind == kind]
     for entry in entries:

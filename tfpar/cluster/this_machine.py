@@ -20,7 +20,7 @@ CORE_FUNCTIONS = 1.5e9
 
 
 def cpu(nodes: int, per_node: int) -> Cluster:
-    """Ranks that share this machine's cores and memory, as virtual CPU devices do.
+    """Make ranks that share this machine's cores and memory, as virtual CPU devices do.
 
     A collective is a copy or a sum in their memory, which starts as ops do.
     """
@@ -29,7 +29,7 @@ def cpu(nodes: int, per_node: int) -> Cluster:
 
 
 def cpu_processes(nodes: int, per_node: int) -> Cluster:
-    """CPU ranks that are processes, some of them on one machine.
+    """Make CPU ranks that are processes, some of them on one machine.
 
     Those talk through its loopback at 1 GB/s, machines through Ethernet of 10 Gbit/s. A round takes
     0.8 ms, most of it waiting for Horovod's next cycle (measured with Gloo on 2 cores), and more
@@ -66,7 +66,7 @@ def _cluster(
 
 
 def host_memory() -> float:
-    """Bytes of this machine's memory; 16 GB if it does not say."""
+    """Read the bytes of this machine's memory; 16 GB if it does not say."""
     try:
         return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     except (AttributeError, ValueError, OSError):

@@ -39,7 +39,7 @@ _QUANTITY = re.compile(r"\s*([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?|[-+]?inf)\s*(\S*)\
 
 
 def parse(value: object, measure: str) -> float:
-    """`value`, a number or text such as `"600 GB/s"`, in base units of `measure`.
+    """Parse `value`, a number or text such as `"600 GB/s"`, in base units of `measure`.
 
     Raises:
         ValueError: says what is wrong, without saying where.
@@ -86,7 +86,8 @@ _WRITTEN = {
 
 
 def write(value: float, measure: str) -> str | float:
-    """The text for which `parse` gives `value`, in the largest unit that it fills; else `value`."""
+    """Write the text for which `parse` gives `value`, in the largest unit that it fills; else
+    `value`."""
     known = _WRITTEN.get(measure, {})
     filled = [unit for unit in known if known[unit] <= abs(value)]
     if not filled or math.isinf(value):

@@ -1,4 +1,4 @@
-"""What packed collectives take: in buckets, the backward pass hides them in part (TAP §IV-G).
+"""Bucket size and time of packed collectives: the backward pass hides them in part (TAP §IV-G).
 
 Larger buckets start fewer collectives, but the first of them is full later and the last ends
 later: the backward pass hides less.
@@ -20,7 +20,7 @@ BUCKET_SIZES = tuple(2**k * 1024 * 1024 for k in range(9))
 
 
 class Buckets(NamedTuple):
-    """Packed collectives.
+    """Times of packed collectives, and the size and number of their buckets.
 
     Attributes:
         seconds: of those beside the backward pass; of these `exposed_s` are not hidden.
@@ -37,7 +37,7 @@ class Buckets(NamedTuple):
 
 
 def best_buckets(terms: Terms, hideable_s: float, mesh: Mesh, cluster: Cluster) -> Buckets:
-    """What packed collectives take, in buckets of the size that is best.
+    """Choose the size of buckets with the least waiting, and price packed collectives in them.
 
     It is the one of `BUCKET_SIZES` with the least that is waited for, in the update too.
 
@@ -68,7 +68,7 @@ def best_buckets(terms: Terms, hideable_s: float, mesh: Mesh, cluster: Cluster) 
 def in_buckets_of(
     bucket: float, packed: Packed, mesh: Mesh, cluster: Cluster
 ) -> tuple[float, float]:
-    """(seconds, seconds of the largest) of collectives packed in buckets of `bucket` bytes."""
+    """Price packed collectives in buckets of `bucket` bytes: (seconds, seconds of the largest)."""
     kind, axes, num_bytes = packed
     full, rest = divmod(num_bytes, bucket)
     one = collective_seconds(kind, axes, bucket, mesh, cluster)

@@ -1,4 +1,4 @@
-"""How long a collective or transfer takes on a cluster: latency and bandwidth (alpha-beta).
+"""Time of collectives and transfers on a cluster: latency and bandwidth (alpha-beta).
 
 N ranks, a payload of M bytes, links of B bytes/s that take alpha to start (Thakur, Rabenseifner
 and Gropp, cited by ATP §3.5). A transfer takes alpha + M / B, an all-reduce, by its algorithm,
@@ -40,7 +40,7 @@ Line = tuple[float, float]
 def collective_seconds(
     kind: str, axes: tuple[int, ...], num_bytes: float, mesh: Mesh, cluster: Cluster
 ) -> float:
-    """Time of a collective over mesh axes `axes`, in seconds.
+    """Price a collective over mesh axes `axes`, in seconds.
 
     Args:
         kind: one of `spec.names.COLLECTIVES`.
@@ -52,13 +52,13 @@ def collective_seconds(
 
 
 def seconds_per_byte(kind: str, axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> float:
-    """What a byte takes, of so many that starting a collective is nothing."""
+    """Price a byte of a collective so large that its start is nothing."""
     return collective_seconds(kind, axes, _MANY, mesh, cluster) / _MANY
 
 
 @functools.lru_cache(maxsize=65536)
 def lines(kind: str, axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> tuple[Line, ...]:
-    """The line of each algorithm that the cluster's library has for the collective."""
+    """Give the cost line of each algorithm that the cluster's library has for the collective."""
     known = measured(cluster, kind, mesh, axes)
     if known is not None:
         return ((known.startup_s, 1.0 / known.bandwidth),)
@@ -72,7 +72,7 @@ def lines(kind: str, axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> tup
 
 
 def transfer_seconds(pairs: Iterable[tuple[int, int]], num_bytes: float, cluster: Cluster) -> float:
-    """Time until all of several transfers are done that begin together, in seconds.
+    """Price several transfers that begin together: seconds until all of them are done.
 
     A transfer takes alpha + M / B, on the links of the levels that its ends are apart; those that
     pass a link share it (as in eq. 3 of ATP, for what goes one way).

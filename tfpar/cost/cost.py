@@ -1,4 +1,4 @@
-"""What one step costs: the value that planners compare, plans carry and reports show."""
+"""Cost of one step: the value that planners compare, plans carry and reports show."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfpar.spec.arguments import finite, integer, listed, optional, refused
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What one step costs on one rank: times in seconds (`_s`), sizes in bytes.
+    """Cost of one step on one rank: times in seconds (`_s`), sizes in bytes.
 
     Attributes:
         seconds: the time of a step: `compute_s`, `communication_s`, `exposed_s`, `bubble_s`,
@@ -65,7 +65,7 @@ class Cost:
 
     @property
     def memory_bytes(self) -> float:
-        """The most that a rank stores, in bytes."""
+        """Peak of what a rank stores, in bytes."""
         live = self.gradient_bytes + self.activation_bytes
         return (
             self.weight_bytes
@@ -75,12 +75,12 @@ class Cost:
 
     @property
     def host_bytes(self) -> float:
-        """The most that a rank has in the memory of its host, in bytes."""
+        """Peak of what a rank has in the memory of its host, in bytes."""
         return self.host_slot_bytes + self.host_activation_bytes
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Cost:
-        """Inverse of `dataclasses.asdict`, through JSON.
+        """Restore a cost from JSON: the inverse of `dataclasses.asdict`.
 
         Raises:
             ArgumentError: a field is no such number, or not as many.
@@ -108,4 +108,4 @@ _READERS: Mapping[str, Callable[[str, Any], Any]] = {
     "int": functools.partial(integer, least=0),
     "tuple[float, float, float]": _per_phase,
 }
-"""How a field of a `Cost` is read, by its type."""
+"""Reader of a field of a `Cost`, by its type."""

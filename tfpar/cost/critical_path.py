@@ -1,4 +1,4 @@
-"""The longest chain of a pipeline's tasks and transfers: what a step takes at least.
+"""Critical path of a pipeline's tasks and transfers: a lower bound of a simulated step.
 
 As `cost.pipeline` has it, but without events: every transfer has its links to itself, so each task
 begins as soon as those before it have ended. No step is simulated as faster, and where transfers
@@ -20,7 +20,7 @@ from tfpar.pipeline.stage_graph import StageLink
 
 
 class Shape(NamedTuple):
-    """What the order of tasks follows from.
+    """Numbers that the order of a pipeline's tasks follows from.
 
     Attributes:
         virtual: stages of an actor; 1F1B, or interleaved where there are several.
@@ -42,7 +42,7 @@ def least_seconds(
     links: Sequence[StageLink] = (),
     network: Network | None = None,
 ) -> float:
-    """Seconds that no simulation of the step is below.
+    """Bound a step from below: no simulation of it takes fewer seconds.
 
     Args:
         costs: of each stage.

@@ -1,4 +1,4 @@
-"""The one evaluator: what any partitioned graph costs on a cluster (TAP §IV-F).
+"""Evaluator of partitioned graphs, the only one: the cost of a step on a cluster (TAP §IV-F).
 
 The terms of ops, reshards and variables add up (`cost.terms`), so that a search can price what
 changed, and parts of a step by themselves; `Cost` is what those of a whole step come to.
@@ -41,7 +41,7 @@ def terms_of(
     state_ratio: float | None = None,
     part: Container[Op] | None = None,
 ) -> Terms:
-    """The terms of a step, or of a part of it.
+    """Add up the terms of a step, or of a part of it.
 
     A reshard belongs to the op that makes its tensor, a variable to the op of its handle. So the
     terms of parts that together hold each op once add up to those of the step.

@@ -1,4 +1,4 @@
-"""The schedules that the stages of a step could run in, by what they are simulated to take."""
+"""Search for the fastest schedule of a pipeline's stages, by simulated steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MANY = 4000
 
 
 class Candidate(NamedTuple):
-    """A schedule, and what a step is simulated to take in it."""
+    """Schedule with the simulated cost of a step in it."""
 
     schedule: Schedule
     price: SchedulePrice
@@ -30,7 +30,7 @@ def compare_schedules(
     microbatches: int,
     halves: bool = True,
 ) -> tuple[Candidate, ...]:
-    """The schedules that a step could run in, the fastest of those that fit into memory first.
+    """Rank the schedules that a step could run in: the fastest first of those that fit into memory.
 
     They are the schedules by name for these actors, and the best of the lists (`generators.listed`)
     that are made from what stages take and keep, as far as these may be the fastest; one is made in
@@ -126,7 +126,7 @@ def _seconds(candidate: Candidate) -> float:
 
 
 def _delays(prices: StagedPrices) -> Mapping[tuple[int, int], float]:
-    """What a microbatch takes from stage to stage, with nothing else on its way."""
+    """Price the way of a microbatch from stage to stage, with nothing else on its way."""
     found = {}
     for link in prices.graph.links:
         there, back = (link.source, link.target), (link.target, link.source)

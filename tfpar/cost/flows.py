@@ -1,4 +1,4 @@
-"""Transfers that cross links at the same time share them fairly (max-min), exactly.
+"""Max-min fair sharing of links by transfers that cross them at the same time, exactly.
 
 No transfer can be faster without another that is no faster than it becoming slower: links are
 filled evenly until the first is full, what crosses that has its rate, and the others go on. Rates
@@ -21,7 +21,7 @@ Ends = dict[int, float]
 def fair_rates(
     paths: Mapping[int, Sequence[Link]], bandwidth: Mapping[Link, float]
 ) -> dict[int, float]:
-    """Bytes/s of each of several transfers that are under way at the same time.
+    """Share links fairly: bytes/s of each of several transfers that are under way.
 
     Args:
         paths: of each, the links that it crosses, one at least.
@@ -57,7 +57,7 @@ class _Flow:
 
 
 class Flows:
-    """The transfers that are under way, and when each will be through if none begins or ends."""
+    """Transfers that are under way, and when each is through if none begins or ends."""
 
     def __init__(self, bandwidth: Mapping[Link, float]) -> None:
         self._bandwidth = bandwidth
@@ -65,7 +65,7 @@ class Flows:
         self._crossing: dict[Link, dict[int, None]] = {}
 
     def change(self, begun: Mapping[int, Flow], ended: Iterable[int], now: float) -> Ends:
-        """Begin transfers and end others that are through, all at one moment.
+        """Begin transfers, and end others that are through, all at one moment.
 
         Returns:
             When those end that begin, and those whose rate changes.

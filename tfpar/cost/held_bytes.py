@@ -1,4 +1,4 @@
-"""`HeldBytes`: the memory of the actors of a pipeline while it is simulated."""
+"""Memory of the actors of a pipeline while it is simulated."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tfpar.pipeline.tasks import Task
 
 
 class HeldBytes:
-    """What each actor holds, what it held most, and every change.
+    """Bytes that each actor holds, its peak, and every change.
 
     Changes of one moment count together: what is freed then is not held beside what is taken.
 
@@ -25,19 +25,19 @@ class HeldBytes:
         self._changed: dict[int, Task | None] = {}
 
     def free(self, actor: int, num_bytes: float) -> None:
-        """Let go of something."""
+        """Free something."""
         if num_bytes:
             self._held[actor] -= num_bytes
             self._changed.setdefault(actor, None)
 
     def take(self, actor: int, num_bytes: float, task: Task) -> None:
-        """Hold more from now on, because of `task`."""
+        """Store more from now on, because of `task`."""
         if num_bytes:
             self._held[actor] += num_bytes
             self._changed[actor] = task
 
     def settle(self, now: float) -> None:
-        """Write down what actors hold, once all that happens at a moment has."""
+        """Record the bytes of actors, once all that happens at a moment has."""
         for actor, task in self._changed.items():
             held = self._held[actor]
             steps = self.steps[actor]

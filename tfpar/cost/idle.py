@@ -1,4 +1,4 @@
-"""What a rank of a pipeline waits for beside its work: gradients, transfers, other stages."""
+"""Idle time of a rank of a pipeline by its cause: gradients, transfers, other stages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tfpar.pipeline.schedule import Schedule
 
 
 def with_idle_parts(cost: Cost, prices: StagedPrices, schedule: Schedule) -> Cost:
-    """`cost` with its idle time by what would end it, found by running the step without.
+    """Split the idle time of `cost` by what would end it, found by simulating the step without.
 
     `exposed_s` is what the step is shorter by if sums of gradients take no time, `transfer_s` what
     it is then shorter by if nothing that is sent does, and `bubble_s` the rest.

@@ -1,4 +1,4 @@
-"""Networks in which what happens many times over at the same time is there once.
+"""Reduction of a network to one of each of its symmetric parts, for the simulation.
 
 A stage of 32 copies x 8 tensor ranks sends over 256 routes, all of which begin together. Where 8 of
 them cross the same links, each has an eighth of what these have for one of them; and where the
@@ -19,7 +19,7 @@ Key = tuple[tuple[int, int], Route]
 
 
 def merged(network: Network) -> Network:
-    """A network with fewer routes, over which transfers take as long as over this one.
+    """Merge symmetric routes: transfers take as long over fewer of them.
 
     Of routes that are left out, the parts of the bytes are left out too.
     """

@@ -1,4 +1,4 @@
-"""What a step costs that runs in microbatches."""
+"""Cost of a step in microbatches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import dataclasses
 
 from tfpar.cluster.description import Cluster
 from tfpar.cost.cost import Cost
-from tfpar.cost.memory import Buffer, live_peak
+from tfpar.cost.liveness import Buffer
+from tfpar.cost.memory import live_peak
 from tfpar.cost.overlap import part_seconds
 from tfpar.cost.parts import PartPricer
 from tfpar.cost.running_sums import adding_seconds
@@ -26,7 +27,7 @@ def microbatched_cost(
     roles: Roles,
     statistics: BatchStatistics = EXACT,
 ) -> Cost:
-    """`cost` for a step in microbatches: smaller products, more collectives, fewer activations.
+    """Price a step in microbatches: smaller products, more collectives, fewer activations.
 
     Gradients are summed over microbatches before they are over ranks: they travel once, when the
     backward pass is over, and hide behind nothing. Their sums are stored from the beginning on,
@@ -66,8 +67,8 @@ def _is_read_back(buffer: Buffer, step: StepInStages) -> bool:
 
 
 class OneMicrobatch(PartPricer):
-    """What a rank stores besides the sums of gradients: a gradient of one microbatch is added to
-    its sum as soon as it is there."""
+    """Pricer of one microbatch, without the sums of gradients: a gradient is added to its sum as
+    soon as it is there."""
 
     def stored(self, tensor: Tensor | Variable, spec: Spec) -> float:
         if tensor in self.roles.deferrable:
@@ -87,6 +88,6 @@ class _WithJoins(OneMicrobatch):
         return own * self._step.microbatches if (tensor, spec) in self._step.joined else own
 
     def of_others(self, buffer: Buffer) -> float:
-        """What other microbatches store of a buffer that is read after a join."""
+        """Find what other microbatches store of a buffer that is read after a join."""
         others = (self._step.microbatches - 1) / self._step.microbatches
         return others * self.stored(*buffer)

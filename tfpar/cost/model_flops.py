@@ -1,4 +1,4 @@
-"""What a step computes, whatever runs it."""
+"""Floating-point operations of a step, whatever runs it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tfpar.propagation.partitioned import PartitionedGraph
 
 
 def model_flops(partitioned: PartitionedGraph) -> Mapping[str, float]:
-    """Floating-point operations of the matrix products and convolutions of a step on the whole
-    batch, by dtype.
+    """Count the floating-point operations of the matrix products and convolutions of a step on the
+    whole batch, by dtype.
 
     What a plan computes again counts once, and what several ranks compute alike, too; a loop
     counts for each of its trips, where it is known how many there are, a branching as its longest

@@ -1,4 +1,4 @@
-"""What chunks of the batch hide, and what they cost (ATP §4.1).
+"""Cost of a step in chunks of the batch: collectives that hide, and more starts (ATP §4.1).
 
 Take a forward pass that computes for 10 ms and waits for collectives for 4 ms, cut into two chunks.
 While the second chunk computes, the collectives of the first one, 2 ms, are in flight: they take no
@@ -15,12 +15,10 @@ from __future__ import annotations
 import dataclasses
 
 from tfpar.cluster.description import Cluster
-from tfpar.cost.collectives import collective_seconds
 from tfpar.cost.cost import Cost
 from tfpar.cost.parts import PartPricer, moved_between_ranks
 from tfpar.cost.runs import runs_in_parts
-from tfpar.cost.together import NOTHING, Packable, Together
-from tfpar.ir.roles import BACKWARD, FORWARD, Roles, When
+from tfpar.ir.roles import BACKWARD, FORWARD, UPDATE, Roles
 from tfpar.ir.traits import is_free
 from tfpar.pipeline.statistics import EXACT, BatchStatistics
 from tfpar.propagation.partitioned import PartitionedGraph
@@ -31,7 +29,7 @@ PhaseSeconds = tuple[float, float, float]
 
 
 def hidden_by_chunks(compute_s: float, waiting_s: float, chunks: int, overlap: float) -> float:
-    """Seconds that a phase saves if it is computed in chunks, one behind the other.
+    """Estimate the seconds that a phase saves if it is computed in chunks, one behind the other.
 
     Of the `chunks` equal parts of its collectives, all but the last can hide.
 
@@ -46,7 +44,7 @@ def hidden_by_chunks(compute_s: float, waiting_s: float, chunks: int, overlap: f
 def chunked_cost(
     cost: Cost, laid: PartitionedGraph, mesh: Mesh, cluster: Cluster, roles: Roles
 ) -> Cost:
-    """What a step costs in chunks: smaller ops, more starts, hidden collectives.
+    """Price a step in chunks: smaller ops, more starts, hidden collectives.
 
     The collectives of gradients stay as they are, since gradients are first added up over chunks
     within each rank.
@@ -78,40 +76,26 @@ def part_seconds(
     roles: Roles,
     statistics: BatchStatistics = EXACT,
 ) -> tuple[PhaseSeconds, PhaseSeconds]:
-    """Seconds of ops, and of the collectives that are waited for, where ops run on parts of a
-    rank's batch, one behind the other; arguments as of `chunked_cost`.
+    """Price ops, and the collectives that they wait for, that run on parts of a rank's batch one
+    behind the other; arguments as of `chunked_cost`.
 
     Args:
         statistics: of the batch, those that each part has of its own.
     """
-    compute, waiting, together = [0.0, 0.0], [0.0, 0.0], NOTHING
-    parts, rules = laid.mesh.shape[-1], laid.prepared.rules
-    pricer = PartPricer(laid.mesh, cluster, roles)
+    pricer = PartPricer(laid.mesh, cluster, roles, mesh)
+    terms, parts, rules = pricer.zero(), laid.mesh.shape[-1], laid.prepared.rules
     for op, decision in laid.decisions.items():
-        phase = roles.phase[op]
-        if phase in (FORWARD, BACKWARD) and not is_free(op):
+        if not is_free(op):
             each = runs_in_parts(decision) or op in statistics.each
             times = roles.times.get(op, 1) * (parts if each else 1)
-            compute[phase] += times * pricer.op_seconds(op, rules[op], decision)
+            pricer.add_compute(terms, op, rules[op], decision, roles.phase[op], times)
     for moved, axes, each in moved_between_ranks(laid, roles):
-        phase = roles.phase[moved.op]
-        if phase not in (FORWARD, BACKWARD):
-            continue
-        own = each or moved.op in statistics.sums
+        own, phase = each or moved.op in statistics.sums, roles.phase[moved.op]
         times = roles.times.get(moved.op, 1) * (parts if own else 1)
-        compute[phase] += times * pricer.cut_seconds(moved)
-        if moved.when(roles) is When.BETWEEN:
-            seconds = collective_seconds(moved.kind, axes, moved.num_bytes, mesh, cluster)
-            waiting[phase] += times * seconds
-            packable = Packable.of(moved, roles, phase)
-            if packable is not None:
-                packable = packable._replace(axes=axes, times=times)
-                together = together.plus(Together.one(packable, moved.num_bytes, seconds))
-    for phase, seconds, _ in together.saved(
-        lambda *moved: collective_seconds(*moved, mesh, cluster)
-    ):
-        waiting[phase] -= seconds
+        terms.compute[phase] += times * pricer.cut_seconds(moved)
+        pricer.add_collective(terms, moved, axes, phase, times)
+    compute, (waiting, _) = terms.compute.tolist(), pricer.wait(terms)
     return (
-        (compute[FORWARD], compute[BACKWARD], cost.compute_s[2]),
-        (waiting[FORWARD], waiting[BACKWARD], cost.communication_s[2]),
+        (compute[FORWARD], compute[BACKWARD], cost.compute_s[UPDATE]),
+        (waiting[FORWARD], waiting[BACKWARD], cost.communication_s[UPDATE]),
     )

@@ -1,10 +1,11 @@
-"""What a step costs whose last mesh axis lies within a rank: parts are chunks or microbatches."""
+"""Pricing of a step whose last mesh axis lies within a rank: chunks or microbatches."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from tfpar.cluster.description import Cluster
 from tfpar.cost.pricer import Pricer
 from tfpar.ir.roles import Roles
 from tfpar.propagation.communication import Communication
@@ -13,7 +14,18 @@ from tfpar.spec import Mesh, Replicate, Spec
 
 
 class PartPricer(Pricer):
-    """What ops on one part take, and what is stored of it; parts are no ranks of their own."""
+    """Pricer of a step in parts of a rank's batch; parts are no ranks of their own.
+
+    Args:
+        mesh: with the axis of the parts behind those of ranks.
+        ranks: without it; by default as `mesh` has them.
+    """
+
+    def __init__(
+        self, mesh: Mesh, cluster: Cluster, roles: Roles, ranks: Mesh | None = None
+    ) -> None:
+        super().__init__(mesh, cluster, roles)
+        self.ranks = mesh.without_last_axis() if ranks is None else ranks
 
     def alike(self, *specs: Spec) -> int:
         found = super().alike(*specs)
@@ -23,7 +35,7 @@ class PartPricer(Pricer):
 
 
 class Moved(NamedTuple):
-    """A collective of a step in parts.
+    """Collective of a step in parts.
 
     Attributes:
         axes: those of ranks that it goes over.
@@ -36,7 +48,8 @@ class Moved(NamedTuple):
 
 
 def moved_between_ranks(laid: PartitionedGraph, roles: Roles) -> Iterator[Moved]:
-    """The collectives of a step in parts that cross ranks; what parts exchange moves nothing."""
+    """List the collectives of a step in parts that cross ranks; what parts exchange moves
+    nothing."""
     for communication in laid.communications(roles.wire_dtypes):
         moved = without_parts(communication, laid.mesh)
         if moved is not None:
@@ -44,7 +57,7 @@ def moved_between_ranks(laid: PartitionedGraph, roles: Roles) -> Iterator[Moved]
 
 
 def without_parts(communication: Communication, mesh: Mesh) -> Moved | None:
-    """A collective as ranks see it; None if it stays within each.
+    """Take the axis of the parts out of a collective; None if it stays within each rank.
 
     Args:
         mesh: with the axis of the parts behind those of ranks.

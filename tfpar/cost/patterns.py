@@ -26,7 +26,7 @@ from tfpar.spec import Mesh, Placement, Replicate, Shard, Spec, replicated
 
 @dataclasses.dataclass(frozen=True)
 class Communication:
-    """A collective that a pattern brings: what is moved, when, and how long that takes."""
+    """Collective that a pattern brings: what is moved, when, and how long that takes."""
 
     phase: str
     kind: str
@@ -37,7 +37,7 @@ class Communication:
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """One way to shard a node: Split or Replica of a weight, and the Communication.
+    """Way to shard a node: Split or Replica of a weight, and the Communication.
 
     Attributes:
         axis: the mesh axis that splits the weight; empty for a Replica.
@@ -51,7 +51,7 @@ class Pattern:
 
     @property
     def seconds(self) -> float:
-        """What the communication takes in a step, in seconds."""
+        """Seconds of the communication in a step."""
         return sum(c.seconds for c in self.communication)
 
 
@@ -62,7 +62,7 @@ def patterns(
     cluster: Cluster,
     batch_axes: tuple[int, ...],
 ) -> list[Pattern]:
-    """Every pattern of a node, its weights one by one; Replica first."""
+    """List every pattern of a node, its weights one by one; Replica first."""
     found = []
     for variable in node.weights:
         readers = list(_readers(variable, prepared, node))
@@ -91,7 +91,7 @@ def patterns(
 def splits(
     variable: Variable, prepared: PreparedGraph, mesh: Mesh, axes: tuple[int, ...] | None = None
 ) -> list[tuple[int, Shard]]:
-    """(mesh axis, shard) of each way in which some op can use the weight split.
+    """List (mesh axis, shard) of each way in which some op can use the weight split.
 
     Args:
         axes: the mesh axes to offer; all if None.
@@ -170,7 +170,7 @@ def _factor(
 def _usable(
     path: _Path, variable: Variable, dim: int, axis: int, mesh: Mesh, prepared: PreparedGraph
 ) -> Shard | None:
-    """How `dim` of the weight is split over `axis` for the op at the end of `path`.
+    """Find how `dim` of the weight is split over `axis` for the op at the end of `path`.
 
     In contiguous blocks; where the result is reshaped into several dims (queries, keys and values
     of one matrix) and the axis does not divide the first of them, in blocks of a later one that it

@@ -1,4 +1,4 @@
-"""What a pipeline takes, second by second and byte by byte: its tasks as events.
+"""Discrete-event simulation of a pipeline: its tasks and transfers, in seconds and bytes.
 
 An actor runs one task at a time, in its order, each once what it needs is there. What goes to
 another actor is sent as soon as its task ends, beside whatever the actors compute, and shares links
@@ -41,7 +41,7 @@ from tfpar.spec.arguments import integer, optional
 __all__ = ["Network", "Route", "StageCost", "Timeline", "simulate"]
 
 SENT = ("activations", "gradients", "weights", "sum")
-"""What goes along routes. What joins and updates exchange besides is in their seconds."""
+"""Payloads that go along routes. What joins and updates exchange besides is in their seconds."""
 
 
 def simulate(
@@ -50,7 +50,7 @@ def simulate(
     network: Network | None = None,
     receive_ahead: int | None = None,
 ) -> Timeline:
-    """Run the tasks of a pipeline on paper.
+    """Simulate a step of a pipeline.
 
     Numbers are only added and compared, but for the rates of transfers: of whole seconds come whole
     seconds, of fractions fractions.
@@ -119,7 +119,7 @@ class _Moment(NamedTuple):
 
 @dataclasses.dataclass
 class _Transfer:
-    """What goes from one actor to another: a flow for each route.
+    """Transfer from one actor to another: a flow for each route.
 
     Attributes:
         waiting: for its sender, and for its receiver.
@@ -236,7 +236,7 @@ class _Run:
             self._waiting[reader] += 1
 
     def run(self) -> None:
-        """From the first task to the last."""
+        """Run from the first task to the last."""
         self._made(self._given)
         self._start()
         while self._moments:
@@ -264,7 +264,7 @@ class _Run:
             self._start()
 
     def timeline(self) -> Timeline:
-        """What was written down."""
+        """Collect the events of the simulated step."""
         return Timeline(
             max(ran.end for ran in self._ran),
             tuple(self._ran),

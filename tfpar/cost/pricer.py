@@ -1,4 +1,4 @@
-"""What single ops, collectives and variables add to the terms of a cost, and what terms come to.
+"""Terms of single ops, collectives and variables, and the cost that the terms of a step come to.
 
 A rank computes its ops one after another and waits for the collectives between them: they are
 the critical path. The gradients' collectives, which only the update waits for, run beside the
@@ -61,23 +61,26 @@ class Stored(NamedTuple):
     away: float = 0.0
 
     def plus(self, other: Stored) -> Stored:
-        """Of both."""
+        """Add those of other variables."""
         return Stored(*(one + more for one, more in zip(self, other, strict=True)))
 
     def minus(self, other: Stored) -> Stored:
-        """Of this one without the other."""
+        """Subtract those of other variables."""
         return Stored(*(one - less for one, less in zip(self, other, strict=True)))
 
 
 class Pricer:
-    """Terms of ops and reshards on one mesh and cluster; memoised by rule and decision.
+    """Pricer of ops and reshards on one mesh and cluster; memoized by rule and decision.
 
     Args:
         roles: of the graph that is priced.
+
+    Attributes:
+        ranks: the mesh whose axes collectives go over.
     """
 
     def __init__(self, mesh: Mesh, cluster: Cluster, roles: Roles) -> None:
-        self.mesh = mesh
+        self.mesh = self.ranks = mesh
         self.cluster = cluster
         self.roles = roles
         self.trains = BACKWARD in roles.phase.values()
@@ -85,29 +88,40 @@ class Pricer:
         self._collective_seconds: dict[tuple[str, tuple[int, ...], float], float] = {}
 
     def zero(self) -> Terms:
-        """Terms that are all 0."""
-        return Terms(self.mesh.num_axes)
+        """Make terms that are all 0."""
+        return Terms(self.ranks.num_axes)
 
     def add_op(self, terms: Terms, op: Op, rule: OpRule, decision: Decision) -> None:
-        """Add what `op` takes when it runs as `decision`."""
+        """Add the terms of `op`, which runs as `decision`."""
         times = self.roles.times.get(op, 1)
         if not is_free(op):
-            key = (rule, decision, ON_HOST in op.attrs, self.roles.in_kernel(op))
-            seconds = self._op_seconds.get(key)
-            if seconds is None:
-                seconds = self._op_seconds[key] = self.op_seconds(op, rule, decision)
-            terms.compute[self.roles.phase[op]] += times * seconds
-            terms.host_activation_bytes += times * self.kept_on_host(op, decision)
+            self.add_compute(terms, op, rule, decision, self.roles.phase[op], times)
         for moved in decision.communications(op):
             self.add_communication(terms, moved)
         for tensor, spec in zip(op.outputs, decision.strategy.out_specs, strict=True):
             if tensor in self.roles.activations and not is_free(op):
                 terms.activation_bytes += times * self.stored(tensor, spec)
 
+    def add_compute(
+        self, terms: Terms, op: Op, rule: OpRule, decision: Decision, phase: int, times: int
+    ) -> None:
+        """Add the seconds of an op that is not free, and what it takes to host memory.
+
+        Args:
+            phase: in which it runs.
+            times: how often.
+        """
+        key = rule, decision, ON_HOST in op.attrs, self.roles.in_kernel(op)
+        seconds = self._op_seconds.get(key)
+        if seconds is None:
+            seconds = self._op_seconds[key] = self.op_seconds(op, rule, decision)
+        terms.compute[phase] += times * seconds
+        terms.host_activation_bytes += times * self.kept_on_host(op, decision)
+
     def add_ops(
         self, terms: Terms, partitioned: PartitionedGraph, part: Container[Op] | None = None
     ) -> None:
-        """Add what ops take, and broadcasts of what one rank runs for all.
+        """Add the terms of ops, and of broadcasts of what one rank runs for all.
 
         Args:
             part: which of them; by default all.
@@ -120,28 +134,51 @@ class Pricer:
                     self.add_communication(terms, Communication.of_shared(op, self.mesh))
 
     def add_reshard(self, terms: Terms, reshard: Reshard) -> None:
-        """Add what `reshard` takes."""
+        """Add the terms of `reshard`."""
         for moved in reshard.communications(self.mesh, self.roles.wire_dtypes):
             self.add_communication(terms, moved)
 
     def add_communication(self, terms: Terms, moved: Communication) -> None:
-        """Add a collective: what it takes if it is waited for, else what it packs."""
-        times, when = self.roles.times.get(moved.op, 1), moved.when(self.roles)
-        terms.compute[self.roles.phase[moved.op]] += times * self.cut_seconds(moved)
+        """Add a collective of a step in one piece, and the seconds that it adds where it cuts a
+        kernel."""
+        phase, times = self.roles.phase[moved.op], self.roles.times.get(moved.op, 1)
+        terms.compute[phase] += times * self.cut_seconds(moved)
+        self.add_collective(terms, moved, moved.axes, phase, times)
+
+    def add_collective(
+        self,
+        terms: Terms,
+        moved: Communication,
+        axes: tuple[int, ...],
+        phase: int,
+        times: int,
+        runs: int = 1,
+    ) -> None:
+        """Add a collective: its seconds if ops wait for it, else its bytes to buckets.
+
+        All prices of collectives are accumulated here: of a step, of its chunks or microbatches, of
+        the tasks of a stage, of layers. `wait` says what they come to.
+
+        Args:
+            axes: those of ranks that it goes over.
+            phase: whose ops wait for it.
+            times: how many of the model's it stands for.
+            runs: how often a step runs each, if `terms` are those of a microbatch.
+        """
+        kind, num_bytes, when = moved.kind, moved.num_bytes, moved.when(self.roles)
         if when is When.BETWEEN:
-            phase, seconds = self.roles.phase[moved.op], self.seconds(moved)
+            seconds = self.collective_seconds(kind, axes, num_bytes)
             terms.communication[phase] += times * seconds
-            terms.count += times
-            packable = Packable.of(moved, self.roles, phase)
+            terms.count += times * runs
+            packable = Packable.of(moved, self.roles, axes, phase, times, runs)
             if packable is not None:
-                one = Together.one(packable, moved.num_bytes, seconds)
+                one = Together.one(packable, num_bytes, seconds)
                 terms.together = terms.together.plus(one)
         else:
-            terms.pack(when, moved.kind, moved.axes, times * moved.num_bytes)
+            terms.pack(when, kind, axes, times * num_bytes)
 
     def add_variables(self, terms: Terms, stored: Stored, state_ratio: float | None) -> None:
-        """Add what a rank stores of variables, and their update where the graph holds only
-        stand-ins for it.
+        """Add the bytes of variables, and their update where the graph holds only stand-ins for it.
 
         Args:
             state_ratio: bytes of slots per byte of weight; None where the graph holds the update.
@@ -154,20 +191,20 @@ class Pricer:
             terms.compute[UPDATE] += seconds + stored.copies_s
 
     def seconds(self, moved: Communication) -> float:
-        """What a collective takes by itself."""
+        """Price a collective by itself."""
         return self.collective_seconds(moved.kind, moved.axes, moved.num_bytes)
 
     def collective_seconds(self, kind: str, axes: tuple[int, ...], num_bytes: float) -> float:
-        """What a collective over axes of the mesh takes."""
+        """Price a collective over axes of ranks, by itself."""
         key = kind, axes, num_bytes
         seconds = self._collective_seconds.get(key)
         if seconds is None:
-            seconds = collective_seconds(*key, self.mesh, self.cluster)
+            seconds = collective_seconds(*key, self.ranks, self.cluster)
             self._collective_seconds[key] = seconds
         return seconds
 
     def cut_seconds(self, moved: Communication) -> float:
-        """Seconds of compute that a collective adds where it cuts a kernel: what would stay within
+        """Price the compute that a collective adds where it cuts a kernel: what would stay within
         is written for it, and a kernel starts that reads what it gives. Else 0."""
         if moved.tensor is None or not self.roles.stays_within(moved.tensor):
             return 0.0
@@ -179,14 +216,14 @@ class Pricer:
         return device.launch_s + seconds / self.alike(step.before, step.after)
 
     def update_seconds(self, weight_bytes: float, state_ratio: float) -> float:
-        """What an update takes where the graph holds only stand-ins for it."""
+        """Price an update where the graph holds only stand-ins for it."""
         fused = self.roles.jit_compile
         return update_seconds(weight_bytes, state_ratio, self.cluster, fused=fused)
 
     def op_seconds(self, op: Op, rule: OpRule, decision: Decision) -> float:
-        """Seconds of one op on one rank: the slower of arithmetic and memory, what the device needs
-        to work on it with all it has, and its start. Of an op that XLA fuses with others, its own
-        part in what their kernel takes.
+        """Price one op on one rank: the slower of arithmetic and memory, what the device needs to
+        work on it with all it has, and its start. Of an op that XLA fuses with others, its own part
+        in what their kernel takes.
 
         A loop takes its body's time for each trip, a branching the longest branch's.
         """
@@ -246,15 +283,15 @@ class Pricer:
         return self.host_seconds(sum(sizes), len(sizes))
 
     def host_seconds(self, num_bytes: float, copies: float) -> float:
-        """Seconds in which some copies cross the link to the host, one way."""
+        """Price some copies that cross the link to the host, one way."""
         device = self.cluster.device
         if self.cluster.in_host_memory:
             return 0.0
         return copies * device.host_latency_s + num_bytes / device.host_bandwidth
 
     def kept_on_host(self, op: Op, decision: Decision) -> float:
-        """Bytes of what `op` takes to host memory for the backward pass; what slots take there is
-        counted with their variables."""
+        """Find the bytes that `op` takes to host memory for the backward pass; what slots take
+        there is counted with their variables."""
         if op.attrs.get(ON_HOST) != TAKES or self.cluster.in_host_memory:
             return 0.0
         if any(t.dtype == "resource" for t in op.inputs):
@@ -267,7 +304,7 @@ class Pricer:
         return variable.offloaded and not self.cluster.in_host_memory
 
     def alike(self, *specs: Spec) -> int:
-        """How many ranks store or compute the same together, as they have one memory."""
+        """Count the ranks that store or compute the same together, as they have one memory."""
         if not self.cluster.one_memory:
             return 1
         return math.prod(
@@ -289,12 +326,12 @@ class Pricer:
         return self.local_bytes(tensor, spec) / item if item else 0.0
 
     def local_bytes(self, tensor: Tensor | Variable, spec: Spec) -> int:
-        """What a rank stores of `tensor`, padding included, in bytes."""
+        """Find what a rank stores of `tensor`, padding included, in bytes."""
         return shard_bytes(tuple(tensor.shape or ()), itemsize(tensor.dtype), spec, self.mesh)
 
     def stored(self, tensor: Tensor | Variable, spec: Spec) -> float:
-        """Its part of what there is in memory of `tensor`, in bytes; of what comes from the host,
-        with as much that is on its way."""
+        """Find a rank's part of what there is in memory of `tensor`, in bytes; of what comes from
+        the host, with as much that is on its way."""
         given = isinstance(tensor, Tensor) and tensor.op.attrs.get(ON_HOST) == GIVES
         times = IN_FLIGHT if given else 1
         return times * self.local_bytes(tensor, spec) / self.alike(spec)
@@ -306,7 +343,7 @@ class Pricer:
         state_ratio: float | None,
         slots: Spec | None = None,
     ) -> Stored:
-        """What a rank stores of a variable; see `Cost`.
+        """Find what a rank stores of a variable; see `Cost`.
 
         Args:
             slots: how the slots of a weight lie; None: as it does.
@@ -334,18 +371,23 @@ class Pricer:
 
     # --- what terms come to --------------------------------------------------------
 
-    def cost(self, terms: Terms) -> Cost:
-        """The cost of a step that `terms` are the terms of."""
-        terms = terms.without_rounding()
-        forward, backward, update = map(float, terms.compute)
-        compute = forward, backward, update
+    def wait(self, terms: Terms) -> tuple[list[float], float]:
+        """Price the collectives that ops wait for, by phase, and count them: those that run at the
+        same time start once."""
         communication, count = terms.communication.tolist(), terms.count
         for phase, seconds, fewer in terms.together.saved(self.collective_seconds):
             communication[phase] -= seconds
             count -= fewer
-        forward, backward, update = communication
+        return communication, count
+
+    def cost(self, terms: Terms) -> Cost:
+        """Make the cost of a step of its terms."""
+        terms = terms.without_rounding()
+        forward, backward, update = map(float, terms.compute)
+        compute = forward, backward, update
+        (forward, backward, update), count = self.wait(terms)
         hideable = self.cluster.overlap * compute[BACKWARD]
-        packed = best_buckets(terms, hideable, self.mesh, self.cluster)
+        packed = best_buckets(terms, hideable, self.ranks, self.cluster)
         waiting = forward, backward, update + packed.after_s
         seconds = sum(compute) + sum(waiting) + packed.exposed_s + self.cluster.step_s
         return Cost(
@@ -366,7 +408,7 @@ class Pricer:
 
 
 def trips(op: Op) -> int:
-    """How often the body of a loop runs, read off the lists that it walks; 1 for other ops."""
+    """Find how often the body of a loop runs, read off the lists that it walks; 1 for other ops."""
     if op.type not in LOOPS:
         return 1
     lengths = [t.shape[0] for t in (*op.inputs, *op.outputs) if _is_list(t)]
@@ -379,6 +421,6 @@ def _is_list(tensor: Tensor) -> bool:
 
 @functools.lru_cache(maxsize=65536)
 def shard_bytes(shape: tuple[int, ...], item: int, spec: Spec, mesh: Mesh) -> int:
-    """Bytes of a rank's part of a tensor with entries of `item` bytes, padding included."""
+    """Find the bytes of a rank's part of a tensor of `item`-byte entries, padding included."""
     known = tuple(1 if n is None else n for n in shape)
     return math.prod(local_shape(known, spec, mesh)) * item

@@ -1,5 +1,5 @@
-"""What adding up over microbatches takes: each adds its part to the sum so far, in the task that
-makes it (`rewrite.task_body`), which reads both and writes a sum."""
+"""Cost of sums over microbatches: each adds its part to the sum so far, in the task that makes it
+(`rewrite.task_body`), which reads both and writes a sum."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _PASSES = 3
 def adding_seconds(
     communication: Communication, pricer: Pricer, statistics: BatchStatistics
 ) -> float:
-    """Seconds in which one microbatch adds what a collective over all of them moves to their sum; 0
-    of other collectives.
+    """Price the adding of one microbatch's part to the sum that a collective over all of them
+    makes; 0 of other collectives.
 
     Args:
         pricer: of the mesh with the axis of the microbatches behind those of ranks.

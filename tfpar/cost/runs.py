@@ -1,4 +1,4 @@
-"""How often the ops of a step run whose last mesh axis are microbatches, read off its specs."""
+"""Number of runs of each op of a step whose last mesh axis are microbatches, read off its specs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tfpar.spec import Replicate
 
 
 def runs_of(laid: PartitionedGraph, roles: Roles, statistics: BatchStatistics = EXACT) -> Runs:
-    """What runs once for each microbatch, and which of it needs all of them.
+    """Find what runs once for each microbatch, and which of it needs all of them.
 
     One microbatch is the whole batch: it waits for no others.
 

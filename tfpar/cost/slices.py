@@ -1,4 +1,4 @@
-"""Which tensors go from stage to stage in slices.
+"""Choice of the tensors that go from stage to stage in slices.
 
 k ranks of a stage hold the same tensor of n bytes, and so are k ranks of the next one to:
 
@@ -28,7 +28,7 @@ Axes = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class SlicePrices:
-    """What tensors take from one stage to another, whole and in slices.
+    """Prices of tensors from one stage to another, whole and in slices.
 
     Attributes:
         mesh: of the ranks of each stage.
@@ -41,7 +41,7 @@ class SlicePrices:
     def axes(
         self, spec: Spec, parts: Sequence[Sequence[int]], num_bytes: int, source: int, target: int
     ) -> Axes:
-        """The mesh axes whose ranks each send a slice of a tensor; none where it goes whole.
+        """Choose the mesh axes whose ranks each send a slice of a tensor; none where it goes whole.
 
         Args:
             spec: of the tensor; what lies behind the axes of the mesh is not looked at.
@@ -67,14 +67,14 @@ class SlicePrices:
                     yield axes
 
     def seconds(self, axes: Axes, num_bytes: float, source: int, target: int) -> float:
-        """What a tensor takes in slices over `axes`, until all ranks of `target` have it."""
+        """Price a tensor sent in slices over `axes`, until all ranks of `target` have it."""
         size = self.mesh.size
         pairs = [(source * size + rank, target * size + rank) for rank in range(size)]
         sent = transfer_seconds(pairs, num_bytes / self.mesh.group_size(axes), self.cluster)
         return sent + self.gather_seconds(axes, num_bytes, target)
 
     def gather_seconds(self, axes: Axes, num_bytes: float, actor: int) -> float:
-        """What the ranks of `actor` take to gather a tensor of which each has a slice."""
+        """Price the gather by which the ranks of `actor` get a tensor of which each has a slice."""
         part = _part(self.cluster, self.mesh.size, actor)
         return collective_seconds("all_gather", axes, num_bytes, self.mesh, part)
 

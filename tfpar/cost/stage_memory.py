@@ -1,4 +1,4 @@
-"""What a rank of a stage holds: all the time, from a forward to a backward pass, during a task."""
+"""Memory of a rank of a stage: all the time, from a forward to a backward pass, during a task."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import functools
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from tfpar.cost.memory import Buffer, operands_of_collectives
+from tfpar.cost.liveness import Buffer, BufferLiveness
+from tfpar.cost.memory import operands_of_collectives
 from tfpar.cost.microbatches import OneMicrobatch
 from tfpar.cost.pricer import Stored
 from tfpar.cost.stage_transfers import ORDER, StageTransfers
-from tfpar.cost.task_memory import task_peak
 from tfpar.cost.update import temporaries
 from tfpar.ir.graph import Op, Tensor
 from tfpar.ir.roles import FORWARD, UPDATE
@@ -21,7 +21,7 @@ from tfpar.spec import Replicate, Spec
 
 
 class Held(NamedTuple):
-    """The bytes of one stage beside its variables.
+    """Bytes of one stage beside its variables.
 
     Attributes:
         sums: of gradients of weights that lie in other stages.
@@ -38,7 +38,7 @@ class Held(NamedTuple):
 
 
 class StageMemory:
-    """The bytes of one stage.
+    """Memory of one stage.
 
     Args:
         transfers: of its step.
@@ -58,7 +58,7 @@ class StageMemory:
         self.recompute = recompute
 
     def held(self) -> Held:
-        """What its ranks hold beside its variables; found once for links that have the same sent.
+        """Find what its ranks hold beside its variables; once for links that have the same sent.
 
         What links decide of memory is which tensors go in slices.
         """
@@ -75,7 +75,7 @@ class StageMemory:
     # --- all the time
 
     def variables(self) -> Stored:
-        """Of all variables."""
+        """Add up its variables."""
         total = Stored()
         for variable, spec in self.step.laid.variable_specs.items():
             if self.step.stage[variable.handle.op] == self.stage:
@@ -85,7 +85,7 @@ class StageMemory:
         return total
 
     def copies(self) -> float:
-        """Of weights that lie in other stages."""
+        """Add up copies of weights that lie in other stages."""
         handles = self.step.variables
         return sum(
             self.transfers.held_bytes(crossing)
@@ -96,7 +96,7 @@ class StageMemory:
         )
 
     def sums(self) -> float:
-        """Of gradients of weights that lie in other stages, until they are sent."""
+        """Add up gradients of weights that lie in other stages, until they are sent."""
         return sum(
             self.transfers.held_bytes(crossing)
             for crossing in self.step.crossings
@@ -106,7 +106,7 @@ class StageMemory:
         )
 
     def inputs(self) -> float:
-        """Of the parts of the batch that the stage is fed, for all microbatches."""
+        """Add up the parts of the batch that the stage is fed, for all microbatches."""
         total = 0.0
         for tensor in self.step.laid.graph.inputs:
             spec = self.step.laid.specs[tensor]
@@ -116,7 +116,8 @@ class StageMemory:
         return total
 
     def made_once(self) -> float:
-        """Of what is made once a step and read for each microbatch, such as gathered weights."""
+        """Add up what is made once a step and read for each microbatch, such as gathered
+        weights."""
         found = 0.0
         for tensor, spec in self.step.users:
             op = tensor.op
@@ -135,7 +136,7 @@ class StageMemory:
     # --- of a microbatch
 
     def kept(self) -> tuple[float, float]:
-        """What the backward pass finds when it begins, and what W does when I has ended.
+        """Add up what the backward pass finds when it begins, and what W does when I has ended.
 
         Where microbatches join, it is no less than what they all store past a join.
         """
@@ -146,10 +147,10 @@ class StageMemory:
             here = {kind for stage, kind in users if stage == self.stage}
             is_mine = self.step.stage[maker] == self.stage
             if "W" in here and not (is_mine and self.step.kinds[maker] == "W"):
-                for_weights += self._size(buffer)
+                for_weights += self._size(*buffer)
             is_read = self.step.roles.phase[maker] == FORWARD and not here.isdisjoint(backward)
             if is_read and not (self.recompute and is_mine):
-                kept += self._size(buffer)
+                kept += self._size(*buffer)
         if self.recompute:
             kept -= self.transfers.in_slices(self.stage)  # it gathers them again
         return max(kept, self._past_joins()), for_weights
@@ -159,11 +160,11 @@ class StageMemory:
         stored: dict[int, float] = {}
         for buffer, joins in self.step.past_joins[self.stage].items():
             for join in joins:
-                stored[join] = stored.get(join, 0.0) + self._size(buffer)
+                stored[join] = stored.get(join, 0.0) + self._size(*buffer)
         return max(stored.values(), default=0.0)
 
     def working(self, kept: float, for_weights: float) -> dict[str, float]:
-        """What a task of each kind holds beside what is kept, and received while it runs."""
+        """Find what a task of each kind holds beside what is kept, and received while it runs."""
         activations, gradients = self._received("activations"), self._received("gradients")
         again = ORDER[: int(self.recompute)]
         return {
@@ -183,12 +184,12 @@ class StageMemory:
             and crossing.carries == carries
         )
 
-    def _size(self, buffer: Buffer) -> float:
+    def _size(self, tensor: Tensor, spec: Spec) -> float:
         """Bytes of what is made for each microbatch; the rest is counted as held all the time."""
-        return self.pricer.stored(*buffer) if buffer[0].op in self.step.runs.each else 0.0
+        return self.pricer.stored(tensor, spec) if tensor.op in self.step.runs.each else 0.0
 
     def _beyond(self, counted: float, *kinds: Kind) -> float:
-        """What a task of these kinds holds at most, less what is counted elsewhere."""
+        """Find what a task of these kinds holds at most, less what is counted elsewhere."""
         ops = self.step.ops(self.stage, kinds)
         last, made = ORDER.index(kinds[-1]), kinds[-2:] if kinds[-1] == "W" else kinds[-1:]
 
@@ -200,11 +201,10 @@ class StageMemory:
                 for stage, kind in self.step.users[buffer]
             )
 
-        used = dict.fromkeys(buffer for op in ops for buffer in self.step.lives.used(op))
-        outliving = {buffer for buffer in used if is_needed(buffer)}
         passing = {op: self._passing[op] for op in ops if op in self._passing}
         packed = 0.0 if self.pricer.cluster.one_memory else max(passing.values(), default=0.0)
-        most = task_peak(self.step.lives, ops, self._size, outliving, passing)
+        liveness = BufferLiveness(self.step.buffers, ops, is_needed)
+        most, _ = liveness.find_peak(self._size, passing)
         return max(0.0, most - counted) + packed
 
     @functools.cached_property
@@ -212,7 +212,7 @@ class StageMemory:
         return operands_of_collectives(self.step.laid, self.pricer.stored, self.step.roles, 0.0)
 
     def _updating(self) -> float:
-        """What the update holds beside weights, slots and gradients."""
+        """Find what the update holds beside weights, slots and gradients."""
         step, ops = self.step, self.step.ops(self.stage, ("U",))
         updating = [op for op in ops if step.roles.phase[op] == UPDATE]
         passing = {}
@@ -224,8 +224,9 @@ class StageMemory:
                 away = self.pricer.is_away(variable)
                 passing[op] = written * temporaries(variable.trainable, step.state_ratio, away)
 
-        def size(buffer: Buffer) -> float:
-            is_own = step.roles.phase[buffer[0].op] == UPDATE
-            return self.pricer.stored(*buffer) if is_own else 0.0
+        def size(tensor: Tensor, spec: Spec) -> float:
+            is_own = step.roles.phase[tensor.op] == UPDATE
+            return self.pricer.stored(tensor, spec) if is_own else 0.0
 
-        return task_peak(step.lives, updating, size, passing=passing)
+        liveness = BufferLiveness(step.buffers, updating, lambda buffer: False)
+        return liveness.find_peak(size, passing).num_bytes

@@ -1,4 +1,4 @@
-"""`StageTransfers`: what the stages of a step send each other, in bytes of a rank."""
+"""Tensors that the stages of a step send each other, in bytes of a rank."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ORDER: tuple[Kind, ...] = ("F", "I", "W", "U")
 
 
 class Sent(NamedTuple):
-    """A tensor as it goes from one stage to another.
+    """Tensor as it goes from one stage to another.
 
     Attributes:
         part_bytes: of a rank's part of it.
@@ -38,12 +38,12 @@ class Sent(NamedTuple):
 
     @property
     def num_bytes(self) -> float:
-        """That a rank sends."""
+        """Bytes that a rank sends."""
         return self.part_bytes / self.slices
 
 
 class Gather(NamedTuple):
-    """What the ranks of a stage gather of slices.
+    """Gather of slices by the ranks of a stage.
 
     Attributes:
         kind: of the task in which they do.
@@ -57,7 +57,7 @@ class Gather(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StageTransfers:
-    """What the stages of a step send each other, once it is known on which ranks they run.
+    """Tensors that the stages of a step send each other, once it is known on which ranks they run.
 
     Attributes:
         actors: that run each stage. A tensor is sent once to each that reads it.
@@ -69,7 +69,7 @@ class StageTransfers:
     prices: SlicePrices | None = None
 
     def stage_graph(self) -> StageGraph:
-        """What the stages read of each other, in bytes of a rank."""
+        """Build the graph of what the stages read of each other, in bytes of a rank."""
         step = self.step
         return stage_graph_of(
             step.laid.graph,
@@ -81,7 +81,7 @@ class StageTransfers:
         )
 
     def gathers(self, stage: int) -> Iterator[Gather]:
-        """What a stage gathers of what it was sent in slices."""
+        """List what a stage gathers of what it was sent in slices."""
         actor = self.actors[stage]
         for crossing in self.step.crossings:
             if crossing.target == stage and self._is_first(crossing):
@@ -92,20 +92,21 @@ class StageTransfers:
                         yield Gather(sent.kind if each else "U", each, seconds)
 
     def sent_bytes(self, crossing: Crossing) -> float:
-        """What a rank sends of a tensor, or of a variable's value, to its like in another stage."""
+        """Find what a rank sends of a tensor, or of a variable's value, to its like in another
+        stage."""
         return sum(sent.num_bytes for sent in self._sent[crossing])
 
     @functools.cached_property
     def sent_as(self) -> tuple[tuple[Crossing, tuple[Sent, ...]], ...]:
-        """How each crosses: whole or in slices."""
+        """Form in which each tensor crosses: whole or in slices."""
         return tuple(self._sent.items())
 
     def held_bytes(self, crossing: Crossing) -> float:
-        """What a rank stores of it at either end."""
+        """Find what a rank stores of a tensor at either end."""
         return sum(sent.part_bytes for sent in self._sent[crossing])
 
     def in_slices(self, stage: int) -> float:
-        """Bytes of a microbatch's activations that a stage has once it has gathered them, beyond
+        """Add up a microbatch's activations that a stage has once it has gathered them, beyond
         those that it was sent."""
         return sum(
             self.held_bytes(crossing) - self.sent_bytes(crossing)
@@ -131,8 +132,8 @@ class StageTransfers:
 
     @functools.cached_property
     def _sent(self) -> Mapping[Crossing, tuple[Sent, ...]]:
-        """How each crosses: as it is read there. Tensors are resharded where they are made, but
-        gathered where the whole is read, if no other stage reads that."""
+        """Form in which each tensor crosses: as it is read there. Tensors are resharded where they
+        are made, but gathered where the whole is read, if no other stage reads that."""
         return {found: tuple(self._versions(found)) for found in self.step.crossings}
 
     def _versions(self, crossing: Crossing) -> Iterator[Sent]:

@@ -1,4 +1,4 @@
-"""`StagedCost`: what a step of several stages takes, as plans carry it and reports show it."""
+"""Cost of a step of several stages, as plans carry it and reports show it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tfpar.spec.arguments import finite, integer, listed, refused
 
 @dataclasses.dataclass(frozen=True)
 class StageShare:
-    """What a stage takes of a step: seconds (`_s`), and bytes of one rank.
+    """Cost of a stage: seconds (`_s`), and bytes of one rank.
 
     Attributes:
         ranks: that run it.
@@ -51,26 +51,26 @@ class StageShare:
 
     @property
     def host_excess_bytes(self) -> float:
-        """What a rank has in host memory beyond what it may."""
+        """Bytes of a rank in host memory beyond its limit."""
         room = math.inf if self.host_limit_bytes is None else self.host_limit_bytes
         return max(0.0, self.host_bytes - room)
 
     @property
     def excess_bytes(self) -> float:
-        """What a rank holds beyond what it may; below 0, what it could hold more."""
+        """Bytes that a rank holds beyond its limit; below 0, bytes that it could hold more."""
         return -math.inf if self.limit_bytes is None else self.peak_bytes - self.limit_bytes
 
     @property
     def filled(self) -> float:
-        """The part of what a rank may hold that it holds at most; 0 where that is not known, or if
-        it holds nothing."""
+        """Part of its limit that a rank holds at its peak; 0 where that is not known, or if it
+        holds nothing."""
         if self.limit_bytes is None or not self.peak_bytes:
             return 0.0
         return self.peak_bytes / self.limit_bytes if self.limit_bytes else math.inf
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> StageShare:
-        """Inverse of `dataclasses.asdict`, through JSON.
+        """Restore a stage's cost from JSON: the inverse of `dataclasses.asdict`.
 
         Raises:
             ArgumentError: a field is no such number.
@@ -81,7 +81,7 @@ class StageShare:
 
 @dataclasses.dataclass(frozen=True)
 class SchedulePrice:
-    """What a step would take in a schedule.
+    """Cost of a step in a schedule.
 
     Attributes:
         name: of its family; or `LIST`.
@@ -97,12 +97,12 @@ class SchedulePrice:
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> SchedulePrice:
-        """As `StageShare.of`."""
+        """Restore it from JSON, as `StageShare.of` does."""
         return cls(**_read("schedules", cls, fields))
 
 
 class TaskTime(NamedTuple):
-    """When a task of a simulated step runs: `2F0`, as `pipeline.tasks.Task` writes it."""
+    """Span of a task of a simulated step: `2F0`, as `pipeline.tasks.Task` writes it."""
 
     start_s: float
     end_s: float
@@ -110,7 +110,7 @@ class TaskTime(NamedTuple):
 
 
 class SendTime(NamedTuple):
-    """When what a task has made goes to another stage."""
+    """Span of a transfer to another stage of what a task has made."""
 
     start_s: float
     end_s: float
@@ -120,7 +120,7 @@ class SendTime(NamedTuple):
 
 
 class ReductionTime(NamedTuple):
-    """When the gradients of a stage are summed over its ranks."""
+    """Span in which the gradients of a stage are summed over its ranks."""
 
     start_s: float
     end_s: float
@@ -133,7 +133,7 @@ LIST = "list"
 
 @dataclasses.dataclass(frozen=True)
 class StagedCost:
-    """What a step of several stages takes.
+    """Cost of a step of several stages.
 
     Attributes:
         seconds: of a step.
@@ -154,7 +154,7 @@ class StagedCost:
 
     @property
     def fullest(self) -> int:
-        """The stage whose ranks hold most of what they may."""
+        """Stage whose ranks are nearest to their limit."""
         shares = self.stages
         return max(range(len(shares)), key=lambda s: (shares[s].filled, shares[s].peak_bytes))
 
@@ -166,7 +166,7 @@ class StagedCost:
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> StagedCost:
-        """Inverse of `dataclasses.asdict`, through JSON.
+        """Restore it from JSON: the inverse of `dataclasses.asdict`.
 
         Raises:
             ArgumentError: a field is no such number.
@@ -226,4 +226,4 @@ _READERS: Mapping[str, Callable[[str, Any], Any]] = {
         for one in listed(name, value, "a list of sums")
     ),
 }
-"""How a field is read, by its type."""
+"""Reader of a field, by its type."""

@@ -1,4 +1,4 @@
-"""What a step of several stages costs: its tasks are priced, and then simulated.
+"""Pricing of a step of several stages: its tasks are priced, and then simulated.
 
 A stage is priced as any step is, by its ops, collectives and tensors (`cost.stage_costs`), on the
 ranks that it has. What stages send goes from each rank to its like in another stage, whole or in
@@ -32,7 +32,7 @@ from tfpar.pipeline.tasks import Task
 
 @dataclasses.dataclass(frozen=True)
 class StagedPrices:
-    """A step's stages priced for a schedule's actors, ready to be simulated.
+    """Stages of a step priced for a schedule's actors, ready to be simulated.
 
     Attributes:
         ranks: of each actor.
@@ -107,7 +107,7 @@ class StagedPrices:
         )
 
     def tasks(self, schedule: Schedule) -> TaskGraph:
-        """The tasks of a schedule for these stages.
+        """Build the tasks of a schedule for these stages.
 
         Where microbatches join, a stage is through with all of them before the next begins, in
         whatever order they come.
@@ -121,7 +121,7 @@ class StagedPrices:
         return task_graph(schedule, self.graph, self.synchronized)
 
     def excess_bytes(self, timeline: Timeline) -> float:
-        """The most that a rank would need beyond what it may hold; 0: all fits."""
+        """Find the most that a rank would need beyond its limit; 0: all fits."""
         peaks = zip(timeline.peaks, self.limits, strict=True)
         return max(0.0, *(peak.num_bytes - limit for peak, limit in peaks))
 
@@ -137,7 +137,7 @@ def _by_stage(task: Task) -> tuple[bool, int, int]:
 
 
 def staged_cost(prices: StagedPrices, schedule: Schedule, timeline: Timeline) -> StagedCost:
-    """What a simulated step takes, by stage.
+    """Collect the cost of a simulated step by stage.
 
     Args:
         timeline: of `prices`, in the order of `schedule`.
@@ -190,7 +190,8 @@ def staged_cost(prices: StagedPrices, schedule: Schedule, timeline: Timeline) ->
 def _on_host(
     prices: StagedPrices, schedule: Schedule, timeline: Timeline, actor: int
 ) -> tuple[float, float]:
-    """What a rank of an actor has in host memory: slots, and what microbatches in flight keep."""
+    """Add up what a rank of an actor has in host memory: slots, and what microbatches in flight
+    keep."""
     held = [(prices.stages[stage], stage) for stage in schedule.stages_of(actor)]
     slots = sum(price.host_slot_bytes for price, _ in held)
     kept = sum(timeline.in_flight[stage] * price.host_activation_bytes for price, stage in held)
@@ -198,8 +199,8 @@ def _on_host(
 
 
 def cost_of_stages(prices: StagedPrices, schedule: Schedule, timeline: Timeline) -> Cost:
-    """What a simulated step takes on one rank: time of the actor that works most, memory of the one
-    that holds most of what it may.
+    """Collect the cost of a simulated step on one rank: time of the actor that works most, memory
+    of the one that is nearest to its limit.
 
     Args:
         timeline: of `prices`, in the order of `schedule`.

@@ -1,4 +1,4 @@
-"""What the stages of a pipeline cost, and what lies between them."""
+"""Costs of the stages of a pipeline and of the links between them: inputs of the simulation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfpar.spec.arguments import finite
 
 @dataclasses.dataclass(frozen=True)
 class StageCost:
-    """What a stage takes, on each of its ranks.
+    """Cost of a stage, on each of its ranks.
 
     Attributes:
         seconds: of a task of each kind that the schedule has, of one microbatch; `U` and `J` may be
@@ -42,7 +42,8 @@ class StageCost:
             finite("kept_for_weights_bytes", self.kept_for_weights_bytes)
 
     def freed_bytes(self, kind: str) -> float:
-        """Of what F keeps, what is let go when a task of this kind ends; I may leave more for W."""
+        """Find what is freed of F's saved activations when a task of this kind ends; I may leave
+        more for W."""
         for_weights = self.kept_for_weights_bytes
         if for_weights is None:
             for_weights = self.kept_bytes
@@ -51,7 +52,7 @@ class StageCost:
 
 
 class Route(NamedTuple):
-    """A way that a part of what one stage sends another takes.
+    """Route that a part of what one stage sends another takes.
 
     Attributes:
         links: names of those that it crosses.
@@ -66,7 +67,7 @@ class Route(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """What lies between the stages of a pipeline.
+    """Links between the stages of a pipeline.
 
     Attributes:
         bandwidth: bytes/s of each link, for all that cross it together.
@@ -85,7 +86,7 @@ class Network:
         cluster: Cluster,
         sent: Mapping[tuple[int, int], Iterable[tuple[int, int, float]]],
     ) -> Network:
-        """The links of a cluster.
+        """Take the links of a cluster.
 
         Args:
             sent: from stage to stage, (sender, receiver, part of the bytes) of each pair of ranks.

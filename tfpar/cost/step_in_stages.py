@@ -1,4 +1,4 @@
-"""`StepInStages`: a step in microbatches and stages, and which of its ops make up which task."""
+"""Partition of a step in microbatches and stages into tasks: which op runs in which."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from tfpar.cost.memory import Buffer, Lives
+from tfpar.cost.liveness import Buffer, Buffers
 from tfpar.cost.runs import runs_of
 from tfpar.ir.graph import Op, Tensor, Variable
 from tfpar.ir.roles import BACKWARD, FORWARD, Roles
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StepInStages:
-    """A step in microbatches and stages, before it is known when its tasks run.
+    """Step in microbatches and stages, before it is known when its tasks run.
 
     Attributes:
         laid: the step on the mesh of a stage, with the axis of the microbatches behind its own.
@@ -47,28 +47,28 @@ class StepInStages:
 
     @property
     def microbatches(self) -> int:
-        """In which the batch of a rank is cut."""
+        """Number of microbatches in which the batch of a rank is cut."""
         return self.laid.mesh.shape[-1]
 
     @functools.cached_property
     def runs(self) -> Runs:
-        """How often its ops run."""
+        """Number of runs of its ops."""
         return runs_of(self.laid, self.roles, self.statistics)
 
     @functools.cached_property
-    def lives(self) -> Lives:
-        """The buffers of its ops."""
-        return Lives(self.laid, self.roles.times)
+    def buffers(self) -> Buffers:
+        """Buffers of its ops."""
+        return Buffers(self.laid)
 
     @functools.cached_property
     def crossings(self) -> list[Crossing]:
-        """What its stages send each other."""
+        """Tensors that its stages send each other."""
         return crossings(self.laid.graph, self.roles, self.stage, self.runs)
 
     @functools.cached_property
     def kinds(self) -> Mapping[Op, Kind]:
-        """Of every op, the kind of the task that runs it: F, I, W; or U for what runs once a step,
-        at its beginning or at its end."""
+        """Kind of the task that runs each op: F, I, W; or U for what runs once a step, at its
+        beginning or at its end."""
         weights = weight_half(self.laid.graph, self.roles, self.stage, self.runs)
         kinds: dict[Op, Kind] = {}
         for op in self.laid.graph.ops:
@@ -80,14 +80,14 @@ class StepInStages:
 
     @functools.cached_property
     def tasks(self) -> Mapping[tuple[int, Kind], Sequence[Op]]:
-        """The ops of each kind at each stage, in the order of the graph."""
+        """Ops of each kind at each stage, in the order of the graph."""
         found: dict[tuple[int, Kind], list[Op]] = {}
         for op in self.laid.graph.ops:
             found.setdefault((self.stage[op], self.kinds[op]), []).append(op)
         return found
 
     def ops(self, stage: int, kinds: Sequence[Kind]) -> Sequence[Op]:
-        """The ops of a task of these kinds, in the order of the graph."""
+        """List the ops of a task of these kinds, in the order of the graph."""
         found = [self.tasks.get((stage, kind), ()) for kind in kinds]
         if len(found) == 1:
             return found[0]
@@ -95,17 +95,17 @@ class StepInStages:
 
     @functools.cached_property
     def users(self) -> Mapping[Buffer, frozenset[tuple[int, Kind]]]:
-        """The tasks that make or read each buffer."""
+        """Tasks that make or read each buffer."""
         found: dict[Buffer, set[tuple[int, Kind]]] = {}
         for op in self.laid.graph.ops:
-            for buffer in self.lives.used(op):
+            for buffer in self.buffers.used(op):
                 found.setdefault(buffer, set()).add((self.stage[op], self.kinds[op]))
         return {buffer: frozenset(users) for buffer, users in found.items()}
 
     @functools.cached_property
     def past_joins(self) -> Mapping[int, Mapping[Buffer, range]]:
-        """Of each stage, what of all microbatches it stores past which joins, numbered as they
-        come: what is made before a join and read of each microbatch after it."""
+        """Buffers of all microbatches that each stage stores past joins, with the numbers of these:
+        made before a join, and read of each microbatch after it."""
         waits = waits_of(self.laid.graph, self.roles, self.runs)
         spans: dict[int, dict[Buffer, range]] = {stage: {} for stage in range(self.num_stages)}
         if not any(waits.values()):
@@ -116,7 +116,7 @@ class StepInStages:
             joins[op] = max(before, default=0)
             if op not in self.runs.each:
                 continue
-            for buffer in self.lives.used(op):
+            for buffer in self.buffers.used(op):
                 maker = buffer[0].op
                 for stage in {self.stage[maker], self.stage[op]} if maker in self.runs.each else ():
                     first = spans[stage].get(buffer, range(joins[op], 0)).start
@@ -125,7 +125,7 @@ class StepInStages:
 
     @functools.cached_property
     def joined(self) -> frozenset[Buffer]:
-        """What some stage stores of all microbatches past a join."""
+        """Buffers of all microbatches that some stage stores past a join."""
         return frozenset(itertools.chain.from_iterable(self.past_joins.values()))
 
     @functools.cached_property

@@ -1,4 +1,4 @@
-"""The terms of a cost: what the ops, collectives and variables of a step add up to.
+"""Terms of a cost: the sums over the ops, collectives and variables of a step.
 
 Terms are sums, so those of a step are the sums of those of its parts, whatever the parts are:
 ops, segments, stages. What terms come to is no sum (packed collectives share buckets, and the
@@ -107,7 +107,7 @@ class Terms:
         row[sum(1 << axis for axis in axes)] += num_bytes
 
     def packed(self, when: When) -> list[Packed]:
-        """What was added by `pack`, by kind and group."""
+        """List what was added by `pack`, by kind and group."""
         rows = self._rows(when)
         return [
             Packed(PACKED_KINDS[kind], _axes(mask), float(rows[kind, mask]))
@@ -167,11 +167,11 @@ class Terms:
         return f"Terms({', '.join(found)})"
 
     def copy(self) -> Terms:
-        """Terms of their own."""
+        """Copy the terms, to be added to."""
         return self._of(self.vector.copy(), self.together)
 
     def without_rounding(self) -> Terms:
-        """With 0 for what adding and subtracting others left, which may be below 0."""
+        """Replace by 0 what adding and subtracting others left, which may be below 0."""
         seconds = self.vector[self._SECONDS]
         found = self._of(np.maximum(self.vector, 0.0), self.together)
         found.vector[self._SECONDS][seconds < 1e-12 * seconds.sum()] = 0.0

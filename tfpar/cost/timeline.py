@@ -1,4 +1,4 @@
-"""`Timeline`: a step of a pipeline as it was simulated."""
+"""Timeline of a pipeline's step as it was simulated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tfpar.pipeline.tasks import Task
 
 
 class Ran(NamedTuple):
-    """A task from start to end, in seconds from the start of the step."""
+    """Task from start to end, in seconds from the start of the step."""
 
     start: float
     end: float
@@ -20,7 +20,7 @@ class Ran(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """A transfer from start to end."""
+    """Transfer from start to end."""
 
     start: float
     end: float
@@ -28,7 +28,7 @@ class Sent(NamedTuple):
 
 
 class Reduced(NamedTuple):
-    """A stage's sum of gradients over ranks, from start to end."""
+    """Sum of a stage's gradients over ranks, from start to end."""
 
     start: float
     end: float
@@ -36,7 +36,7 @@ class Reduced(NamedTuple):
 
 
 class Peak(NamedTuple):
-    """The most that a rank of an actor holds.
+    """Peak of the bytes of a rank of an actor.
 
     Attributes:
         time: seconds from the start of the step, when it is first reached.
@@ -50,7 +50,7 @@ class Peak(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Timeline:
-    """A step of a pipeline.
+    """Simulated step of a pipeline.
 
     Attributes:
         seconds: until the last task ends.
@@ -79,11 +79,11 @@ class Timeline:
 
     @property
     def bubbles(self) -> tuple[float, ...]:
-        """Of each actor, the time that it waits divided by the time that it works; 0 of one whose
-        tasks take no time."""
+        """Time that each actor waits over the time that it works; 0 of one whose tasks take no
+        time."""
         return tuple((self.seconds - busy) / busy if busy else 0.0 for busy in self.busy_s)
 
     @property
     def bubble(self) -> float:
-        """The time that all actors wait divided by the time that they work."""
+        """Time that all actors wait over the time that they work."""
         return self.seconds * len(self.busy_s) / sum(self.busy_s) - 1

@@ -1,4 +1,4 @@
-"""Collectives that run at the same time are packed into one: it starts once (TAP §IV-G).
+"""Packing of collectives that run at the same time: one collective starts once (TAP §IV-G).
 
 Collectives of one kind and group whose tensors are moved together (`Roles.together`) share a bucket
 when the step is written. Three gathers of 1 MB each that start in 10 us and take 100 us more are
@@ -13,8 +13,8 @@ start is little beside them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from tfpar.cost.collectives import PACKED_KINDS
 from tfpar.ir.roles import Roles
@@ -22,46 +22,56 @@ from tfpar.propagation.communication import Communication
 
 
 class Packable(NamedTuple):
-    """Collectives that are packed into one, if there are several of them.
+    """Set of collectives that are packed into one, if there are several.
 
     Attributes:
         group: of the tensors that they move, as in `Roles.together`.
         kind, axes: of the collectives.
-        when: in what part of the step they are waited for: a phase, or a kind of task.
+        phase: whose ops wait for them.
         times: how many such sets of the model this one stands for.
+        runs: how often a step runs each of these.
     """
 
     group: int
     kind: str
     axes: tuple[int, ...]
-    when: Any
-    times: float
+    phase: int
+    times: int
+    runs: int = 1
 
     @classmethod
-    def of(cls, moved: Communication, roles: Roles, when: Hashable) -> Packable | None:
-        """Those that a collective is one of; None if it runs by itself."""
+    def of(
+        cls,
+        moved: Communication,
+        roles: Roles,
+        axes: tuple[int, ...],
+        phase: int,
+        times: int,
+        runs: int = 1,
+    ) -> Packable | None:
+        """Find the set that a collective is of; None if it runs by itself."""
         group = roles.together.get(moved.tensor) if moved.tensor is not None else None
         if group is None or moved.kind not in PACKED_KINDS:
             return None
-        return cls(group, moved.kind, moved.axes, when, roles.times.get(moved.op, 1))
+        return cls(group, moved.kind, axes, phase, times, runs)
 
 
 class Saved(NamedTuple):
-    """What packing saves.
+    """Time and starts that packing saves.
 
     Attributes:
-        when: as of the set.
-        seconds: in all.
-        fewer: by how many collectives there are fewer.
+        phase: as of the set.
+        seconds: in all; of one run, if there are several.
+        fewer: by how many collectives there are fewer, in all runs.
     """
 
-    when: Any
+    phase: int
     seconds: float
-    fewer: float
+    fewer: int
 
 
 _Sum = tuple[int, int, float]
-"""How many collectives, their bytes, and what they take by themselves."""
+"""Number of collectives, their bytes, and their seconds, each by itself."""
 
 
 class Together(dict[Packable, _Sum]):
@@ -71,7 +81,7 @@ class Together(dict[Packable, _Sum]):
 
     @classmethod
     def one(cls, packable: Packable, num_bytes: int, seconds: float) -> Together:
-        """One collective.
+        """Make the sums of one collective.
 
         Args:
             num_bytes: its payload.
@@ -80,7 +90,7 @@ class Together(dict[Packable, _Sum]):
         return cls({packable: (1, num_bytes, seconds)})
 
     def plus(self, other: Together, times: int = 1) -> Together:
-        """With those of another part of the step, so many times; without them if -1."""
+        """Add those of another part of the step, so many times; subtract them if -1."""
         found = Together(self)
         for packable, (more, more_bytes, more_seconds) in other.items():
             count, num_bytes, seconds = found.get(packable, (0, 0, 0.0))
@@ -93,16 +103,16 @@ class Together(dict[Packable, _Sum]):
         return found
 
     def saved(self, seconds_of: Callable[[str, tuple[int, ...], int], float]) -> Iterator[Saved]:
-        """What packing saves of each set that has several.
+        """Price what packing saves of each set that has several.
 
         Args:
             seconds_of: what a collective takes, by kind, axes and bytes.
         """
         for packable, (count, num_bytes, seconds) in self.items():
             if count > 1:
-                _, kind, axes, when, times = packable
+                _, kind, axes, phase, times, runs = packable
                 less = seconds - seconds_of(kind, axes, num_bytes)
-                yield Saved(when, times * less, times * (count - 1))
+                yield Saved(phase, times * less, times * (count - 1) * runs)
 
 
 NOTHING = Together()

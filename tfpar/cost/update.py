@@ -1,4 +1,4 @@
-"""What an optimizer's update takes where the graph holds only stand-ins for it.
+"""Cost of an optimizer's update where the graph holds only stand-ins for it.
 
 A plan is searched without tracing the optimizer (`ir.planning_graph`): all that is known of it is
 its *state ratio*, bytes of slots per byte of weight.
@@ -21,7 +21,7 @@ _FUSED_PASSES, _FUSED_PASSES_PER_SLOT = 3.0, 4.5
 def update_seconds(
     weight_bytes: float, state_ratio: float, cluster: Cluster, *, fused: bool = False
 ) -> float:
-    """Seconds to read and write gradients, weights and slots in an update.
+    """Price the reading and writing of gradients, weights and slots in an update.
 
     Args:
         fused: XLA compiles it.
@@ -33,7 +33,7 @@ def update_seconds(
 
 
 def temporaries(trainable: bool, state_ratio: float | None, away: bool = False) -> float:
-    """How many tensors of a variable's size its update has beside those that the graph shows.
+    """Count the tensors of a variable's size that its update has beside those that the graph shows.
 
     A weight's slots are computed side by side: while one is written, what another gets is there.
     Stand-ins show nothing: `lr * g` without slots, else what two slots get.

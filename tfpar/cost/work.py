@@ -1,4 +1,4 @@
-"""What an op computes: FLOPs and bytes, from its rule and shapes."""
+"""Work of an op: FLOPs and bytes, from its rule and shapes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _FUNCTIONS = dict.fromkeys(
     "SoftmaxCrossEntropyWithLogits": 8,
     "SparseSoftmaxCrossEntropyWithLogits": 8,
 }
-"""What an op type takes for each entry of its largest output, in exponentials: measured with
+"""Cost of an op type for each entry of its largest output, in exponentials: measured with
 TensorFlow's CPU kernels, of which some are not vectorized."""
 
 _AS_SLOW = {
@@ -77,7 +77,8 @@ _AS_SLOW = {
 
 
 def flops(op: Op, rule: OpRule) -> float:
-    """Floating-point operations of the whole op, if a matrix product or convolution; else 0.
+    """Count the floating-point operations of the whole op, if a matrix product or convolution; else
+    0.
 
     Twice the size of the index space (a multiplication and an addition): of a product all
     factors, of a convolution the output's entries times the filter's entries for one output
@@ -96,13 +97,15 @@ def flops(op: Op, rule: OpRule) -> float:
 
 
 def functions(op: Op) -> float:
-    """Exponentials, logarithms and the like that the whole op evaluates, or that take as long."""
+    """Count the exponentials, logarithms and the like that the whole op evaluates, or that take as
+    long."""
     each = _FUNCTIONS.get(op.type, 0)
     return float(each * max(t.num_elements for t in op.outputs)) if each else 0.0
 
 
 def entries(op: Op, inputs: Sequence[float], outputs: Sequence[float]) -> float:
-    """How many entries a rate of `Device.entries_per_s` is about, of the largest operand or result.
+    """Count the entries that a rate of `Device.entries_per_s` is about, of the largest operand or
+    result.
 
     Of a matrix product those of what its kernel has to bring into another order: a second operand
     that is read transposed, and what an Einsum permutes before and after it multiplies.
@@ -120,13 +123,14 @@ def entries(op: Op, inputs: Sequence[float], outputs: Sequence[float]) -> float:
 
 
 def rate_of(op_type: str, rates: Mapping[str, float]) -> float | None:
-    """Entries a second of ops of a type: as listed, or as ops that do the same are; else None."""
+    """Look up the entries a second of ops of a type: as listed, or as ops that do the same are;
+    else None."""
     return rates.get(op_type, rates.get(_AS_SLOW.get(op_type, "")))
 
 
 @functools.lru_cache(maxsize=1024)
 def _permuted(equation: str) -> tuple[int, ...]:
-    """Which operands (0, 1) and whether the result (2) of an Einsum of two operands are permuted:
+    """Find the operands (0, 1) and the result (2) of an Einsum of two operands that are permuted:
     those that are not batch dims, dims of their own and dims that are summed, one after another."""
     given, _, out = equation.replace(" ", "").replace("...", ".").partition("->")
     if given.count(",") != 1:
@@ -148,7 +152,8 @@ def _text(value: str | bytes) -> str:
 
 
 def sides(op: Op, rule: OpRule, sizes: Sequence[int]) -> tuple[int, int, int] | None:
-    """Rows, columns and depth of a matrix product with factors of these sizes; None for others."""
+    """Find rows, columns and depth of a matrix product with factors of these sizes; None for
+    others."""
     if op.type not in MATRIX_PRODUCTS or len(rule.inputs) != 2:
         return None
     one, other, out = ({f for dim in dims for f in dim} for dims in (*rule.inputs, rule.outputs[0]))
@@ -160,7 +165,7 @@ def sides(op: Op, rule: OpRule, sizes: Sequence[int]) -> tuple[int, int, int] | 
 
 
 def efficiency(lengths: Sequence[int], half_size: float) -> float:
-    """What part of its peak a device reaches in a product of these sides.
+    """Estimate the part of its peak that a device reaches in a product of these sides.
 
     Each side counts as x / (x + half_size): short ones leave units idle (ATP §5.2 finds it when
     products are cut into chunks).

@@ -1,10 +1,10 @@
 """The order in which actors take machines, where machines differ (auto3d, §4.1: placement).
 
 Actors take the machines of a cluster in an order of their types; equal machines follow each other
-as their ranks do. What a step takes in another is estimated
-by equation 4, from what is known of the plan for the given order: the work is taken to be shared
-out by pace, and with it the weights whose gradients are summed. The few that are estimated to be
-fastest are planned and priced in full.
+as their ranks do. What a step takes in another is estimated by equation 4 (`cost.closed_form`),
+from what is known of the plan for the given order: the work is taken to be shared out by pace, and
+with it the weights whose gradients are summed. The few that are estimated to be fastest are planned
+and priced in full.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.network import likeness
+from tfpar.cost.closed_form import pipeline_seconds
 from tfpar.cost.collectives import collective_seconds, transfer_seconds
 from tfpar.pipeline.placed import groups_of
 from tfpar.planning.candidates import Order
@@ -99,7 +100,7 @@ class PlacementWorkload:
                 own = self.weight_bytes * share / sum(shares)
                 summed = max(summed, collective_seconds("all_reduce", (0,), own, mesh, part))
         slowest = max(each, *sent)
-        return (micro - 1) * slowest + slots.actors * each + 2 * sum(sent) + summed
+        return pipeline_seconds(micro, slowest, slots.actors * each, 2 * sum(sent)) + summed
 
 
 def fastest_orders(

@@ -1,4 +1,4 @@
-"""What may be given for an argument, and what is said of anything else.
+"""Checks of arguments, and what is said of those that are refused.
 
 Every function takes the argument's name, for messages, and what was given; it returns that in the
 one form that the program computes with, or raises an ArgumentError.
@@ -26,27 +26,27 @@ _SHOWN.maxstring = _SHOWN.maxother = 80
 
 
 def refused(name: str, value: Any, expected: str) -> ArgumentError:
-    """The error for a `value` that is not `expected`."""
+    """Make the error for a `value` that is not `expected`."""
     return ArgumentError(f"{name} is {shown(value)}; it must be {expected}.")
 
 
 def shown(value: Any) -> str:
-    """`value` as a message shows it: on one line, and not long."""
+    """Write `value` as a message shows it: on one line, and not long."""
     return " ".join(_SHOWN.repr(value).split())
 
 
 def written(value: Any) -> str:
-    """`value` as code has it where it is text, else as a message shows it."""
+    """Write `value` as code has it where it is text, else as a message shows it."""
     return repr(value) if isinstance(value, str) else shown(value)
 
 
 def optional(read: Callable[[str, Any], T], name: str, value: Any) -> T | None:
-    """None, or what `read` makes of `value`."""
+    """Read None, or what `read` makes of `value`."""
     return None if value is None else read(name, value)
 
 
 def integer(name: str, value: Any, least: int | None = None, expected: str = "") -> int:
-    """A whole number, Python's or numpy's, of `least` or more and of 64 bits.
+    """Read a whole number, Python's or numpy's, of `least` or more and of 64 bits.
 
     Args:
         expected: what is said to be expected, if there is more to say.
@@ -61,7 +61,7 @@ def integer(name: str, value: Any, least: int | None = None, expected: str = "")
 
 
 def as_integer(value: Any) -> int | None:
-    """`value` as an int if it is a whole number, Python's or numpy's; None if not."""
+    """Convert `value` to an int if it is a whole number, Python's or numpy's; None if not."""
     if not isinstance(value, bool):
         with contextlib.suppress(TypeError):
             return operator.index(value)
@@ -71,7 +71,7 @@ def as_integer(value: Any) -> int | None:
 def number(
     name: str, value: Any, *, above: float = -math.inf, least: float = -math.inf, expected: str = ""
 ) -> float:
-    """A number, Python's or numpy's, above `above` and of `least` or more."""
+    """Read a number, Python's or numpy's, above `above` and of `least` or more."""
     if not expected:
         expected = "a number"
         expected += f" above {above:g}" if above > -math.inf else ""
@@ -86,7 +86,7 @@ def number(
 
 
 def finite(name: str, value: Any, above: float | None = None) -> float:
-    """A number that has an end, above `above` or, without it, of 0 or more."""
+    """Read a number that has an end, above `above` or, without it, of 0 or more."""
     found = number(name, value, least=0) if above is None else number(name, value, above=above)
     if math.isinf(found):
         raise refused(name, value, "finite")
@@ -99,21 +99,21 @@ def is_number(value: Any) -> bool:
 
 
 def flag(name: str, value: Any) -> bool:
-    """True or False, Python's or numpy's."""
+    """Read True or False, Python's or numpy's."""
     if isinstance(value, bool | np.bool_):
         return bool(value)
     raise refused(name, value, "True or False")
 
 
 def text(name: str, value: Any, expected: str = "a string that is not empty") -> str:
-    """A string with something in it."""
+    """Read a string with something in it."""
     if not isinstance(value, str) or not value:
         raise refused(name, value, expected)
     return value
 
 
 def path(name: str, value: Any, expected: str = "a path: a string or a pathlib.Path") -> str:
-    """The path of a file or a folder, as a string that a file system can have."""
+    """Read the path of a file or a folder, as a string that a file system can have."""
     if isinstance(value, str | os.PathLike):
         found = os.fspath(value)
         with contextlib.suppress(UnicodeEncodeError):
@@ -123,7 +123,7 @@ def path(name: str, value: Any, expected: str = "a path: a string or a pathlib.P
 
 
 def listed(name: str, value: Any, expected: str) -> tuple[Any, ...]:
-    """The entries of something that has them in an order: no text, no mapping, no set."""
+    """Read the entries of something that has them in an order: no text, no mapping, no set."""
     if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping | Set):
         with contextlib.suppress(TypeError):  # of numpy, an array without dims
             return tuple(value)
@@ -131,21 +131,21 @@ def listed(name: str, value: Any, expected: str) -> tuple[Any, ...]:
 
 
 def instances(name: str, value: Any, kind: type[T]) -> Sequence[T]:
-    """A list or a tuple of objects of one class."""
+    """Read a list or a tuple of objects of one class."""
     if isinstance(value, list | tuple) and all(isinstance(one, kind) for one in value):
         return value
     raise refused(name, value, f"a list, each entry of it {_article(kind)}")
 
 
 def instance(name: str, value: Any, kind: type[T]) -> T:
-    """An object of a class."""
+    """Read an object of a class."""
     if isinstance(value, kind):
         return value
     raise refused(name, value, _article(kind))
 
 
 def mapping(name: str, value: Any, kind: type[T]) -> Mapping[str, T]:
-    """A mapping from texts to objects of one class."""
+    """Read a mapping from texts to objects of one class."""
     if isinstance(value, Mapping):
         if all(isinstance(k, str) and isinstance(v, kind) for k, v in value.items()):
             return value
@@ -157,7 +157,7 @@ def _article(kind: type) -> str:
 
 
 def one_of(name: str, value: Any, known: Iterable[T]) -> T:
-    """The one of `known` that `value` equals."""
+    """Read the one of `known` that `value` equals."""
     known = tuple(known)
     number = as_integer(value)
     given = value if number is None else number

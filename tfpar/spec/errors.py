@@ -72,4 +72,4 @@ class TimeLimitError(PlanError):
 
 
 class RuntimeMismatchError(TfparError, RuntimeError):
-    """What runs is not what was planned (placement, values that should agree)."""
+    """Difference of what runs from what was planned (placement, values that should agree)."""

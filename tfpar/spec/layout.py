@@ -1,4 +1,4 @@
-"""What a spec means for storage: local shapes, and which rank holds which entries."""
+"""Storage under a spec: local shapes, and which rank holds which entries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tfpar.spec.placement import Placement, Replicate, Shard, Spec
 
 
 def local_shape(shape: Sequence[int], spec: Spec, mesh: Mesh) -> tuple[int, ...]:
-    """Stored shape on every rank (of an `UnevenMesh`, on its `rank`), padding included."""
+    """Find the stored shape on every rank (of an `UnevenMesh`, on its `rank`), padding included."""
     sizes = list(shape)
     for axis, placement in enumerate(spec):
         if isinstance(placement, Shard):
@@ -21,13 +21,14 @@ def local_shape(shape: Sequence[int], spec: Spec, mesh: Mesh) -> tuple[int, ...]
 
 
 def local_length(length: int, shard: Shard, mesh: Mesh, axis: int) -> int:
-    """What is stored, as by `local_shape`, of a dim of local length `length` that `axis` splits."""
+    """Find what is stored, as by `local_shape`, of a dim of local length `length` that `axis`
+    splits."""
     outer, split, unit = shard.view(length)
     return outer * mesh.stored(axis, split) * unit
 
 
 def fitted(shape: Sequence[int | None], spec: Spec, mesh: Mesh) -> Spec:
-    """`spec` without the shards that cannot cut what the axes before them leave of their dim.
+    """Drop from `spec` the shards that cannot cut what the axes before them leave of their dim.
 
     A stride is one of the local length: a shard that fits behind another one need not fit without
     it. Lengths that are not known are taken to fit. `spec` may be shorter than the mesh.
@@ -46,7 +47,7 @@ def fitted(shape: Sequence[int | None], spec: Spec, mesh: Mesh) -> Spec:
 
 
 def canonical(shape: Sequence[int | None], spec: Spec, mesh: Mesh) -> Spec:
-    """`spec` without the shards that divide nothing: along axes of one rank, of dims of length 1.
+    """Drop from `spec` the shards that divide nothing: along axes of one rank, of dims of length 1.
 
     Shards of dims that `shape` lacks stay: what takes the spec says that they are wrong.
     """
@@ -83,7 +84,7 @@ def dim_is_even(shape: Sequence[int], spec: Spec, mesh: Mesh, dim: int) -> bool:
 def local_indices(
     length: int, dim: int, spec: Spec, mesh: Mesh, coords: Sequence[int]
 ) -> np.ndarray:
-    """Global index of each stored entry along `dim` at `coords`; -1 is padding."""
+    """Find the global index of each stored entry along `dim` at `coords`; -1 is padding."""
     index = np.arange(length)
     for axis, (placement, at) in enumerate(zip(spec, coords, strict=True)):
         if isinstance(placement, Shard) and placement.dim == dim:
@@ -97,7 +98,7 @@ def local_indices(
 
 
 def take_local(value: np.ndarray, spec: Spec, mesh: Mesh, coords: Sequence[int]) -> np.ndarray:
-    """The shard of `value` stored at `coords`; padding is zero. Partial axes are ignored."""
+    """Take the shard of `value` stored at `coords`; padding is zero. Partial axes are ignored."""
     for dim in sorted({p.dim for p in spec if isinstance(p, Shard)}):
         index = local_indices(value.shape[dim], dim, spec, mesh, coords)
         value = np.take(value, np.maximum(index, 0), axis=dim)
@@ -111,7 +112,7 @@ def take_local(value: np.ndarray, spec: Spec, mesh: Mesh, coords: Sequence[int])
 def assemble(
     shards: Sequence[np.ndarray], shape: Sequence[int], spec: Spec, mesh: Mesh
 ) -> np.ndarray:
-    """The whole value from the shard of every rank (Partial axes are not reduced)."""
+    """Assemble the whole value from the shard of every rank (Partial axes are not reduced)."""
     first = np.asarray(shards[0])
     if not any(isinstance(p, Shard) for p in spec):
         return first

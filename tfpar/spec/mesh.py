@@ -72,7 +72,8 @@ class Mesh:
 
     @classmethod
     def of(cls, axes: Mesh | Mapping[str, int] | Sequence[int] | int) -> Mesh:
-        """A mesh from itself, `{"data": 2, "model": 4}`, or sizes with default names, `4` or `[4]`.
+        """Make a mesh from itself, `{"data": 2, "model": 4}`, or sizes with default names, `4` or
+        `[4]`.
 
         Raises:
             ArgumentError: something else.
@@ -96,7 +97,7 @@ class Mesh:
         return len(self.shape)
 
     def axis(self, name: str) -> int:
-        """Index of the axis called `name`; SpecError names the axes there are."""
+        """Find the index of the axis called `name`; SpecError names the axes there are."""
         try:
             return self.axis_names.index(name)
         except ValueError:
@@ -106,7 +107,7 @@ class Mesh:
             ) from None
 
     def coordinates(self, rank: int) -> tuple[int, ...]:
-        """Row-major coordinates of `rank`."""
+        """Find the row-major coordinates of `rank`."""
         return self._all_coordinates[rank]
 
     @functools.cached_property
@@ -114,7 +115,7 @@ class Mesh:
         return tuple(itertools.product(*map(range, self.shape)))
 
     def groups(self, axes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        """Ranks that differ only along `axes`, each group ordered major to minor."""
+        """List the ranks that differ only along `axes`, each group ordered major to minor."""
         groups: dict[tuple[int, ...], list[int]] = {}
         for rank, coords in enumerate(self._all_coordinates):
             rest = tuple(c for a, c in enumerate(coords) if a not in axes)
@@ -125,11 +126,11 @@ class Mesh:
         return math.prod(self.shape[a] for a in axes)
 
     def with_axis(self, name: str, size: int) -> Mesh:
-        """The mesh with one more axis behind its own, whose ranks lie within those of this one."""
+        """Add one more axis behind those of the mesh, whose ranks lie within those of this one."""
         return Mesh((*self.axis_names, name), (*self.shape, size))
 
     def without_last_axis(self) -> Mesh:
-        """Inverse of `with_axis`."""
+        """Undo `with_axis`."""
         return Mesh(self.axis_names[:-1], self.shape[:-1])
 
     @property
@@ -138,11 +139,12 @@ class Mesh:
         return (self,)
 
     def stored(self, axis: int, length: int) -> int:
-        """Entries of a dim of `length`, split by `axis`, that a rank stores, padding included."""
+        """Count the entries of a dim of `length`, split by `axis`, that a rank stores, padding
+        included."""
         return -(-length // self.shape[axis])
 
     def block(self, axis: int, length: int, at: int) -> tuple[int, int]:
-        """The first entry, and how many, of what is stored at coordinate `at` of `axis`.
+        """Find the first entry, and how many, of what is stored at coordinate `at` of `axis`.
 
         Padding is included: entries from `length` on are none.
         """
@@ -150,7 +152,7 @@ class Mesh:
         return at * each, each
 
     def divided(self, parts: int) -> Mesh:
-        """The mesh of one of `parts` equal runs of ranks, one behind the other.
+        """Make the mesh of one of `parts` equal runs of ranks, one behind the other.
 
         Leading axes are used up (size 1, the name stays) until what is left divides the next one:
         `[2, 8]` is `[1, 8]` in 2 parts and `[1, 4]` in 4. Part `i` has the ranks from
@@ -193,7 +195,7 @@ def _whole(size: Any) -> Any:
 def split(
     shape: Mesh | Mapping[str, int] | Sequence[int] | int, axis_names: Sequence[str] | None = None
 ) -> Mesh:
-    """The mesh of `shape`: `split([2, 8])` is 2 workers with 8 devices each.
+    """Make the mesh of `shape`: `split([2, 8])` is 2 workers with 8 devices each.
 
     The axes are called `("data", "model")` for two, `("data",)` for one, unless
     `axis_names` or a mapping `{"name": size}` says otherwise.

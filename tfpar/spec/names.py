@@ -25,4 +25,4 @@ ITEMSIZES = {
 """Bytes per element of each dtype that holds plain numbers."""
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
-"""What ranks of a group do together."""
+"""Collectives: operations of all ranks of a group together."""

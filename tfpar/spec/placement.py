@@ -21,7 +21,7 @@ REDUCTIONS = ("sum", "max", "min", "prod", "any", "all")
 
 
 class Placement:
-    """What one mesh axis does to a tensor; see `Shard`, `Replicate`, `Partial`."""
+    """State of a tensor along one mesh axis; see `Shard`, `Replicate`, `Partial`."""
 
     __slots__: ClassVar[tuple[str, ...]] = ()
     _interned: ClassVar[dict[tuple[object, ...], Any]] = {}
@@ -49,7 +49,7 @@ class Placement:
 
 
 class Shard(Placement):
-    """The axis splits dimension `dim`.
+    """Placement in which the axis splits dimension `dim`.
 
     The dimension of local length n is seen as (n // stride, stride // unit, unit)
     and the middle part is cut into one block of `ceil` size per rank, the last
@@ -79,7 +79,7 @@ class Shard(Placement):
         return f"S({self.dim}{stride}{unit})"
 
     def view(self, length: int) -> tuple[int, int, int]:
-        """(outer, split, unit) view of a dimension of local length `length`."""
+        """View a dimension of local length `length` as (outer, split, unit)."""
         stride = length if self.stride is None else self.stride
         if stride == 0:
             return 1, 0, self.unit
@@ -93,11 +93,11 @@ class Shard(Placement):
         return stride == 0 or (length % stride == 0 and stride % self.unit == 0)
 
     def block(self, length: int, parts: int) -> int:
-        """Entries of the middle part that each of `parts` ranks stores."""
+        """Count the entries of the middle part that each of `parts` ranks stores."""
         return math.ceil(self.view(length)[1] / parts)
 
     def local_length(self, length: int, parts: int) -> int:
-        """Stored local length, padding included."""
+        """Find the stored local length, padding included."""
         outer, _, unit = self.view(length)
         return outer * self.block(length, parts) * unit
 
@@ -106,7 +106,7 @@ class Shard(Placement):
 
 
 class Replicate(Placement):
-    """Every rank along the axis holds the same values."""
+    """Placement in which every rank along the axis holds the same values."""
 
     __slots__ = ()
 
@@ -118,7 +118,7 @@ class Replicate(Placement):
 
 
 class Partial(Placement):
-    """The value is the reduction by `op` of what the ranks along the axis hold."""
+    """Placement whose value is the reduction by `op` of what the ranks along the axis hold."""
 
     __slots__ = ("op",)
     op: str
@@ -137,7 +137,7 @@ _PARTIAL = re.compile(r"P\((\w+)\)$")
 
 
 def parse_placement(text: str) -> Placement:
-    """The placement that prints as `text`: `S(0)`, `S(1/64)`, `R`, `P(sum)`."""
+    """Parse the placement that prints as `text`: `S(0)`, `S(1/64)`, `R`, `P(sum)`."""
     text = text.strip()
     if text == "R":
         return Replicate()
@@ -150,15 +150,15 @@ def parse_placement(text: str) -> Placement:
 
 
 def format_spec(spec: Spec) -> str:
-    """`S(0),R`: one placement per axis, comma separated."""
+    """Write `S(0),R`: one placement per axis, comma separated."""
     return ",".join(map(str, spec))
 
 
 def parse_spec(text: str) -> Spec:
-    """Inverse of `format_spec`."""
+    """Parse what `format_spec` writes."""
     return tuple(parse_placement(part) for part in text.split(","))
 
 
 def replicated(num_axes: int) -> Spec:
-    """The spec that replicates over every axis."""
+    """Make the spec that replicates over every axis."""
     return (Replicate(),) * num_axes

@@ -8,7 +8,8 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def format_bytes(count: float) -> str:
-    """`1.50 MiB` (1 MiB is 1024 KiB), rounded up: what is printed, given as a limit, is enough."""
+    """Write `1.50 MiB` (1 MiB is 1024 KiB), rounded up: what is printed, given as a limit, is
+    enough."""
     if math.isinf(count):
         return "inf B"
     whole = math.ceil(count)
@@ -20,7 +21,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """`1.25 ms`."""
+    """Write `1.25 ms`."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if seconds >= scale or unit == "us":
             break

@@ -15,7 +15,7 @@ from tfpar.spec.mesh import Mesh
 
 @dataclasses.dataclass(frozen=True)
 class UnevenMesh(Mesh):
-    """A mesh along one axis of which ranks get shares of a dim in proportion to whole numbers.
+    """Mesh along one axis of which ranks get shares of a dim in proportion to whole numbers.
 
     A dim whose length is a multiple of the sum of the shares is cut in proportion, without padding;
     any other one, and what other axes split, evenly. Samples are shared out one by one (see
@@ -58,7 +58,7 @@ class UnevenMesh(Mesh):
 
     @classmethod
     def over(cls, mesh: Mesh, axis: int, shares: Sequence[int], rank: int = 0) -> UnevenMesh:
-        """`mesh` with these shares along `axis`, as `rank` sees it."""
+        """Give `mesh` these shares along `axis`, as `rank` sees it."""
         return cls(mesh.axis_names, mesh.shape, axis, tuple(shares), rank)
 
     @property
@@ -67,11 +67,11 @@ class UnevenMesh(Mesh):
         return Mesh(self.axis_names, self.shape)
 
     def seen_from(self, rank: int) -> UnevenMesh:
-        """The same mesh with the shapes of `rank`."""
+        """Make the same mesh with the shapes of `rank`."""
         return dataclasses.replace(self, rank=rank)
 
     def within(self, mesh: Mesh) -> UnevenMesh:
-        """The same shares on a mesh that has further axes behind those of this one."""
+        """Give the same shares to a mesh that has further axes behind those of this one."""
         first = self.rank * (mesh.size // self.size)
         return UnevenMesh.over(mesh, self.uneven_axis, self.shares, first)
 
@@ -92,7 +92,7 @@ class UnevenMesh(Mesh):
 
     @property
     def view_of(self) -> tuple[int, ...]:
-        """Of each rank, which of the `views` is its own."""
+        """Index, in `views`, of each rank's own."""
         shares = list(dict.fromkeys(self.shares))
         at = (self.coordinates(rank)[self.uneven_axis] for rank in range(self.size))
         return tuple(shares.index(self.shares[i]) for i in at)
@@ -133,12 +133,13 @@ class UnevenMesh(Mesh):
 
 
 def seen_rank(mesh: Mesh) -> int:
-    """The rank whose shapes `mesh` gives."""
+    """Find the rank whose shapes `mesh` gives."""
     return mesh.rank if isinstance(mesh, UnevenMesh) else 0
 
 
 def apportioned(total: int, weights: Sequence[float]) -> tuple[int, ...]:
-    """`total` as whole numbers, each at least 1, as near to the proportion of `weights` as can be.
+    """Apportion `total` in whole numbers, each at least 1, as near to the proportion of `weights`
+    as can be.
 
     The largest remainders are rounded up, the first of equal ones first.
 

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import functools
 import random
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -19,8 +20,8 @@ from tests.plan.graphs import mlp, partition
 from tfpar.capture.step import argument_specs
 from tfpar.cluster.network import Link
 from tfpar.compile import prepare_step, simplify_step
+from tfpar.cost.collectives import collective_seconds
 from tfpar.cost.evaluate import evaluate
-from tfpar.cost.traffic import traffic
 from tfpar.cost.update import update_seconds
 from tfpar.ir.fingerprint import fingerprint
 from tfpar.ir.graph import Graph
@@ -128,8 +129,33 @@ def laid_out(name, mesh, constraints=(), variables=None, axes=None):
     return propagate(prepared, mesh, anchors), roles
 
 
+class Traffic(NamedTuple):
+    """The collectives of one kind, phase and group, one after another, each by itself."""
+
+    kind: str
+    axes: tuple[str, ...]
+    phase: str
+    count: int
+    num_bytes: int
+    seconds: float
+
+
+def traffic(partitioned, cluster, roles):
+    mesh, found = partitioned.mesh, {}
+    for moved in partitioned.communications(roles.wire_dtypes):
+        key = (
+            moved.kind,
+            tuple(mesh.axis_names[a] for a in moved.axes),
+            PHASES[roles.phase[moved.op]],
+        )
+        seconds = collective_seconds(moved.kind, moved.axes, moved.num_bytes, mesh, cluster)
+        before = found.get(key, (0, 0, 0.0))
+        found[key] = before[0] + 1, before[1] + moved.num_bytes, before[2] + seconds
+    return [Traffic(*key, *sums) for key, sums in found.items()]
+
+
 def check_traffic(partitioned, roles, cluster=LONG):
-    """`traffic` is `collectives()` is what the rewrite emits; returns it."""
+    """`communications()` is `collectives()` is what the rewrite emits; returns it by group."""
     found = traffic(partitioned, cluster, roles)
     priced = collections.Counter(), collections.Counter()
     for entry in found:
@@ -155,7 +181,7 @@ def check_traffic(partitioned, roles, cluster=LONG):
 
 
 def check_seconds(partitioned, roles, found, cluster=LONG):
-    """The waits of `evaluate` are those of `traffic`, but for what is deferred, or packed."""
+    """The waits of `evaluate` are those of all collectives, but for what is deferred, or packed."""
     packed = evaluate(partitioned, cluster, roles)
     cost = evaluate(partitioned, cluster, dataclasses.replace(roles, graph=Graph()))
     assert cost.seconds - packed.seconds >= -1e-12

@@ -14,14 +14,11 @@ from tests.search.stages.steps import DEVICE, Staged, machines, priced_in_stages
 from tfpar.cluster.description import Cluster, Device, Level, Node
 from tfpar.cost.cost import Cost
 from tfpar.cost.evaluate import evaluate
-from tfpar.cost.memory import Lives, peak
 from tfpar.cost.microbatches import microbatched_cost
-from tfpar.cost.pricer import Pricer
 from tfpar.cost.stage_transfers import StageTransfers
 from tfpar.cost.staged import StagedCost
 from tfpar.cost.staged_prices import cost_of_stages, staged_cost
 from tfpar.cost.step_in_stages import StepInStages
-from tfpar.cost.task_memory import task_peak
 from tfpar.ir.passes.copy import copy_graph
 from tfpar.ir.roles import FORWARD, Roles
 from tfpar.pipeline.generators import generate
@@ -268,21 +265,6 @@ def test_a_schedule_for_other_stages():
 
 
 # --- memory of tasks --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["gpt", "resnet", *at_night("t5_3_layers", "unet")],
-)
-def test_a_task_of_all_ops_holds_what_the_step_does(name):
-    step = Staged.of(name, 1).step
-    pricer = Pricer(step.whole.mesh, machines(), step.roles)
-    lives = Lives(step.whole, {})
-    outputs = set(step.whole.graph.outputs)
-    ops = step.whole.graph.ops
-    ends = {buffer for op in ops for buffer in lives.used(op) if buffer[0] in outputs}
-    found = task_peak(lives, ops, lambda buffer: pricer.stored(*buffer), ends)
-    assert found == peak(step.whole, pricer.stored).num_bytes > 0
 
 
 @pytest.mark.slow

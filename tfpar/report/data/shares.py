@@ -10,14 +10,13 @@ In a step that runs in one piece the factors are 1, but for what packing saves.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from tfpar.cost.buckets import in_buckets_of
 from tfpar.cost.memory import live_peak
 from tfpar.cost.pricer import Pricer, Stored, shard_bytes
-from tfpar.cost.terms import Packed
 from tfpar.cost.together import Packable
 from tfpar.ir.graph import Graph, Op, Variable, itemsize
 from tfpar.ir.graph_nodes import GraphNode, NodeGraph
@@ -190,24 +189,33 @@ class _Raw:
 
     def _pack(self, pricer: Pricer, bucket: int) -> None:
         """What collectives take where those that run together are packed; each has its part."""
-        sets: dict[object, list[_Moved]] = {}
-        for one in self.moved:
+        whole, sets = pricer.zero(), [self._packed_with(one) for one in self.moved]
+        alone: dict[Hashable, float] = {}
+        for one, packed_with in zip(self.moved, sets, strict=True):
             found = one.communication
-            key: object = Packable.of(found, self.roles, one.phase) or id(one)
-            if one.when is not When.BETWEEN:
-                key = one.when, found.kind, found.axes
-            sets.setdefault(key, []).append(one)
-        for packed in sets.values():
-            first = packed[0].communication
-            total = sum(one.communication.num_bytes for one in packed)
-            if packed[0].when is not When.BETWEEN and bucket:
-                whole = Packed(first.kind, first.axes, total)
-                seconds, _ = in_buckets_of(bucket, whole, self.mesh, pricer.cluster)
-            else:
-                seconds = pricer.collective_seconds(first.kind, first.axes, total)
-            alone = sum(one.alone_s for one in packed)
-            for one in packed:
-                one.seconds = one.alone_s * (seconds / alone if alone else 0.0)
+            pricer.add_collective(whole, found, found.axes, one.phase, 1)
+            alone[packed_with] = alone.get(packed_with, 0.0) + one.alone_s
+        taken: dict[Hashable, float] = {
+            packable: pricer.collective_seconds(packable.kind, packable.axes, num_bytes)
+            for packable, (_, num_bytes, _) in whole.together.items()
+        }
+        for when in (When.BESIDE, When.AFTER):
+            for packed in whole.packed(when):
+                seconds = pricer.collective_seconds(*packed)
+                if bucket:
+                    seconds, _ = in_buckets_of(bucket, packed, self.mesh, pricer.cluster)
+                taken[when, packed.kind, packed.axes] = seconds
+        for one, packed_with in zip(self.moved, sets, strict=True):
+            one.seconds = one.alone_s
+            if packed_with is not None and one.alone_s:
+                one.seconds *= taken.get(packed_with, 0.0) / alone[packed_with]
+
+    def _packed_with(self, one: _Moved) -> Hashable:
+        """What a collective is packed with, as `Terms` have it; None if it runs by itself."""
+        found = one.communication
+        if one.when is not When.BETWEEN:
+            return one.when, found.kind, tuple(sorted(found.axes))
+        return Packable.of(found, self.roles, found.axes, one.phase, 1)
 
     def _store_variables(self, stored_of: Callable[[Variable, Spec], Stored]) -> None:
         """What is stored of variables all the time; slots lie with their weights."""

@@ -1,7 +1,8 @@
 """The program behind `pipe_dp`: cuts of a chain of layers, over arrays.
 
-A step takes (m - 1) T + total(T), where T is what the slowest stage may take of a microbatch, and
-total(T) the least that all stages and what they send take if none takes longer than T. So
+A step takes (m - 1) T + total(T) (`cost.closed_form`), where T is what the slowest stage may take
+of a microbatch, and total(T) the least that all stages and what they send take if none takes longer
+than T. So
 
     T_min       F(k, e) = min over s of max(F(k - 1, s), t(k, s..e)), of the first e layers in the
                 first k stages
@@ -24,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tfpar.cost.closed_form import pipeline_seconds
 from tfpar.search.stages.bounds import SLACK
 
 Floats = NDArray[np.float64]
@@ -97,26 +99,26 @@ class LayerCuts:
         more = microbatches - 1
 
         def step(cut: Cut) -> float:
-            return more * cut.slowest + cut.total
+            return pipeline_seconds(microbatches, cut.slowest, cut.total)
 
         slowest = self._narrowest()
         if math.isinf(slowest):
             return None
         ends = np.array([slowest, self._sums[-1] / min(self._speeds)])
-        best, totals = self._within(ends, more)
+        best, totals = self._within(ends, microbatches)
         known = step(best)
         candidates = np.empty(0)
         if more and totals[0] > totals[1] * (1 + SLACK):
             candidates = self._between(slowest, (known - totals[1]) / more)
         while len(candidates):
             at = np.unique(np.linspace(0, len(candidates) - 1, TOGETHER).astype(int))
-            cut, totals = self._within(candidates[at], more)
+            cut, totals = self._within(candidates[at], microbatches)
             best = min(best, cut, key=step)
             known = step(best)
             left = []
             for (one, other), total in zip(itertools.pairwise(at), totals[1:], strict=True):
                 inside = candidates[one + 1 : other]
-                left.append(inside[more * inside + total < known])
+                left.append(inside[pipeline_seconds(microbatches, inside, total) < known])
             candidates = np.concatenate(left) if left else candidates[:0]
         return best.counts
 
@@ -142,8 +144,8 @@ class LayerCuts:
 
     # --- the sum of all stages
 
-    def _within(self, limits: Floats, more: int) -> tuple[Cut, Floats]:
-        """total(T) of several T, and of these the cut with the least of `more` T + total(T)."""
+    def _within(self, limits: Floats, microbatches: int) -> tuple[Cut, Floats]:
+        """total(T) of several T, and of these the cut of a step that takes least."""
         windows = {
             (speed, id(first)): self._windows(speed, first, limits)
             for speed, first in zip(self._speeds, self._first, strict=True)
@@ -158,7 +160,7 @@ class LayerCuts:
             least = _least_of(tables[-1][1], starts) + own
             if stage < len(self._speeds) - 1:
                 least[:, 1:] += self._sent[1:] / self._bandwidths[stage]
-        at = int(np.argmin(more * limits + least[:, -1]))
+        at = int(np.argmin(pipeline_seconds(microbatches, limits, least[:, -1])))
         return self._cut(at, tables, float(least[at, -1])), least[:, -1]
 
     def _cut(self, at: int, tables: list[tuple[Integers, Floats]], total: float) -> Cut:

@@ -1,9 +1,6 @@
 """Layers to stages whose devices and links differ (auto3d, Algorithm 2 `pipe_dp`, equation 4).
 
-A microbatch takes t_s in stage s, and c_s on the way to the next. With m microbatches a step takes
-
-    (m - 1) max_s t_s + sum_s t_s + sum_s c_s
-
+A step takes what `cost.closed_form` says: its slowest stage counts once for each microbatch.
 Algorithm 2 has a table over (layers, stages, slowest stage so far), the last of them any time that
 some run of layers may take. Here there is a table over (layers, stages) for each limit of the
 slowest stage, of which few have to be tried (`layer_cuts`). The optimum is the same.
@@ -19,6 +16,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
+from tfpar.cost.closed_form import pipeline_seconds
 from tfpar.search.stages.layer_cuts import LayerCuts
 from tfpar.spec import MemoryLimitError, PlanError
 from tfpar.spec.arguments import finite, integer, number, refused
@@ -80,13 +78,6 @@ class LayerAssignment:
     seconds: float
     stage_seconds: tuple[float, ...]
     sent_seconds: tuple[float, ...]
-
-
-def pipeline_seconds(
-    stage_seconds: Sequence[float], sent_seconds: Sequence[float], microbatches: int
-) -> float:
-    """What a step takes (auto3d, equation 4)."""
-    return (microbatches - 1) * max(stage_seconds) + sum(stage_seconds) + sum(sent_seconds)
 
 
 def pipe_dp(
@@ -184,4 +175,5 @@ def _assignment(cuts: LayerCuts, counts: tuple[int, ...], microbatches: int) -> 
     ends = [0, *itertools.accumulate(counts)]
     own = tuple(cuts.seconds(s, *run) for s, run in enumerate(itertools.pairwise(ends)))
     sent = tuple(cuts.sent_seconds(s, end) for s, end in enumerate(ends[1:-1]))
-    return LayerAssignment(counts, pipeline_seconds(own, sent, microbatches), own, sent)
+    seconds = pipeline_seconds(microbatches, max(own), sum(own), sum(sent))
+    return LayerAssignment(counts, seconds, own, sent)

@@ -1,12 +1,7 @@
 """What lies between the devices of stages, where it may be what keeps a step.
 
-A microbatch takes C_a seconds on actor a, and T_ab on its way from actor a to actor b. With m
-microbatches a step takes about (auto3d, equation 4, where a link is passed by one microbatch at a
-time as a stage is)
-
-    (m - 1) max(C_a, T_ab) + sum C_a + 2 sum T_ab
-
-since as much comes back as goes forth.
+A step takes about what `cost.closed_form` says, where a link is passed by one microbatch at a time
+as a stage is; as much comes back over it as goes forth.
 """
 
 from __future__ import annotations
@@ -16,6 +11,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from tfpar.cluster.description import Cluster
+from tfpar.cost.closed_form import pipeline_seconds
 from tfpar.cost.collectives import transfer_seconds
 from tfpar.search.stages.paces import Paces
 from tfpar.search.stages.units import UnitGraph
@@ -48,7 +44,7 @@ class Links:
         """What a step takes, about, with units in these stages."""
         computed, sent = self._computed(graph, stages, paces), self._sent(graph, stages)
         slowest = max([*computed, *sent.values()])
-        return (self.microbatches - 1) * slowest + sum(computed) + 2 * sum(sent.values())
+        return pipeline_seconds(self.microbatches, slowest, sum(computed), 2 * sum(sent.values()))
 
     def _computed(self, graph: UnitGraph, stages: Sequence[int], paces: Paces) -> list[float]:
         """Seconds of a microbatch on each actor."""

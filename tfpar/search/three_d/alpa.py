@@ -4,6 +4,7 @@ The inner level takes, for a run of layers on a submesh, the shape (data x tenso
 least of a microbatch and fits. The outer one puts layers and devices into stages:
 
     T = sum_s t_s + (M - 1) max_s t_s          of M microbatches, t_s of one in stage s
+                                               (`cost.closed_form`, with nothing sent)
 
 For each t_max in turn that any stage may take, the least sum of stages of at most that long is
 
@@ -29,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfpar.cluster.description import Cluster
+from tfpar.cost.closed_form import pipeline_seconds
 from tfpar.cost.collectives import collective_seconds
 from tfpar.search.three_d.model import Model
 from tfpar.search.three_d.table import Case
@@ -172,7 +174,6 @@ def _best(stages: Stages, limit: float) -> AlpaPlan | None:
                 for end in range(start + 1, layers + 1):
                     key = left, at, start, end
                     seconds[key], shapes[key] = stages.best(range(start, end), size, left)
-    more = stages.count - 1
     best, runs = limit, None
     candidates = np.unique(seconds[np.isfinite(seconds)])
 
@@ -184,11 +185,12 @@ def _best(stages: Stages, limit: float) -> AlpaPlan | None:
     first = bisect.bisect_left(range(len(candidates)), True, key=lambda at: under(at)[0] < math.inf)
     for at in range(first, len(candidates)):
         longest = float(candidates[at])
-        if more * longest >= best:
+        if pipeline_seconds(stages.count, longest, 0.0) >= best:
             break
         total, chosen = under(at)
-        if total + more * longest < best:
-            best, runs = total + more * longest, chosen
+        taken = pipeline_seconds(stages.count, longest, total)
+        if taken < best:
+            best, runs = taken, chosen
     if runs is None:
         return None
     found = [shape for run in runs if (shape := shapes[run]) is not None]

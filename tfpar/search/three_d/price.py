@@ -4,17 +4,13 @@ auto3d, §4.2-4.3, for K stages, M microbatches, and dp copies of the pipeline:
 
     eq. 1   all-reduce of a payload    2 payload / N * sum_i 1 / B_i   along a ring of N links
     eq. 3   t_i = seconds of the stage's layers + what its tensor ranks sum
-    eq. 4   T_pipeline = (M - 1) max_i t_i + sum_i c_i + sum_i t_i
+    eq. 4   T_pipeline of t_i and c_i, and of v virtual stages (`cost.closed_form`)
     eq. 2   T = max over copies of T_pipeline + max over stages of T_dpsync
 
-`c_i` is a transfer there and one back. With v virtual stages an actor takes T_a = the sum of those
-of its t_i, and fills and drains the pipeline with one of them:
-
-    eq. 4'  T_pipeline = (M - 1 / v) max_a T_a + sum_i c_i (K / v - 1) / (K - 1) + sum_i t_i / v
-
-which is eq. 4 for v = 1, and (M v + K / v - 1) t for equal stages (Narayanan et al. 2021, §2.2).
-T_a is no less than what the actor sends of a microbatch: that hides behind what it computes, and
-nothing hides behind nothing. Where transfers are not overlapped, they are in t_i, and c_i is 0.
+`c_i` is a transfer there and one back; of v virtual stages sum_i c_i (K / v - 1) / (K - 1) is sent
+while the pipeline is filled and drained. An actor takes no less than what it sends of a microbatch:
+that hides behind what it computes, and nothing hides behind nothing. Where transfers are not
+overlapped, they are in t_i, and c_i is 0.
 
 The simulation (`cost.pipeline`) has the same durations, but lets a stage's gradients travel while
 others still compute, gives transfers the links that they share, and takes the fastest of the
@@ -31,6 +27,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tfpar.cluster.description import Cluster
+from tfpar.cost.closed_form import pipeline_seconds
 from tfpar.cost.critical_path import Shape, least_seconds
 from tfpar.cost.merged import merged
 from tfpar.cost.pipeline import simulate
@@ -60,7 +57,7 @@ def quick_seconds(model: Model, strategy: Strategy) -> float:
         sent = [2 * seconds for seconds in sent_seconds(model, strategy)]
     copies = zip(*([sum(passes) for passes in stage] for stage in stages), strict=True)
     pipeline = max(
-        pipeline_seconds(own, sent, count, strategy.virtual)
+        _copy_seconds(own, sent, count, strategy.virtual)
         for own, count in zip(copies, microbatches, strict=True)
     )
     syncs = [sync_seconds(model, cluster, strategy, s) for s in range(strategy.stages)]
@@ -83,10 +80,10 @@ def _passes(model: Model, cluster: Cluster, strategy: Strategy) -> list[list[Pas
     ]
 
 
-def pipeline_seconds(
+def _copy_seconds(
     stage_seconds: Sequence[float], sent_seconds: Sequence[float], microbatches: int, virtual: int
 ) -> float:
-    """Equation 4, of any number of virtual stages.
+    """Seconds of a copy of the pipeline by equation 4.
 
     Args:
         stage_seconds: of a microbatch in each stage.
@@ -102,7 +99,7 @@ def pipeline_seconds(
     exposed = sum(sent_seconds)
     if virtual > 1:
         exposed *= (actors - 1) / len(sent_seconds)
-    return (microbatches - 1 / virtual) * slowest + exposed + sum(stage_seconds) / virtual
+    return pipeline_seconds(microbatches, slowest, sum(stage_seconds), exposed, virtual)
 
 
 def simulated(model: Model, strategy: Strategy, schedule: str | None = None) -> Timeline:
