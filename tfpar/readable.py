@@ -39,8 +39,8 @@ KeyPath = tuple[str | int, ...]
 """Keys of objects and positions in lists, from the outermost."""
 
 ReadCustom = Callable[[Any, Any], Any]
-"""Makes a value of a type (the first argument) that JSON does not have; a ValueError says what is
-wrong with it."""
+"""Makes a value of a type (the first argument) that JSON does not have, and which may have a text
+`expected`: what it has to be. A ValueError says what is wrong with it."""
 
 
 class UnreadableError(TfparError, ValueError):
@@ -182,7 +182,10 @@ def _first_wrong(
                 return FieldError((*path, key), not_known(str(key), fields))
     for key, field in fields.items():
         if field.is_required and key not in data:
-            return FieldError((*path, key), "is missing")
+            expected = _expected(field.kind)
+            return FieldError(
+                (*path, key), "is missing" + (f"; it must be {expected}" if expected else "")
+            )
     cause = error.__cause__
     if isinstance(cause, FieldError):
         return FieldError((*path, *cause.path), cause.problem)
@@ -300,4 +303,4 @@ def _expected(kind: Any) -> str:
         return "an object with fields"
     if get_origin(kind) is tuple and args[1:] != (...,):
         return f"a list of {len(args)}"
-    return "a list" if args else _WORDS.get(kind, str(kind))
+    return "a list" if args else _WORDS.get(kind) or str(getattr(kind, "expected", ""))

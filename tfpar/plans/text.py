@@ -88,8 +88,9 @@ def _block(
         text = _block(each, (), indent + 2) if key in by_line else json.dumps(each)
         return f"{json.dumps(key)}: {text}"
 
-    is_object = isinstance(value, Mapping)
-    entries = [*starmap(entry, value.items())] if is_object else [*map(json.dumps, value)]
-    first, last = "{}" if is_object else "[]"
+    if isinstance(value, Mapping):
+        (first, last), entries = "{}", [*starmap(entry, value.items())]
+    else:
+        (first, last), entries = "[]", [*map(json.dumps, value)]
     lines = ",\n".join(f"{' ' * indent}{each}" for each in entries)
     return f"{first}\n{lines}\n{' ' * (indent - 2)}{last}"
