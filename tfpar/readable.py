@@ -239,24 +239,9 @@ def _fields(kind: Any) -> Mapping[str, _Field]:
     kind = _bare(kind)
     if get_origin(kind) is not None or not isinstance(kind, type):  # of list[int] both are so
         return {}
-    if issubclass(kind, msgspec.Struct):
-        return {
-            field.encode_name: _Field(field.type, field.required)
-            for field in msgspec.structs.fields(kind)
-        }
-    if dataclasses.is_dataclass(kind):
-        missing = dataclasses.MISSING
-        needed = {
-            field.name: field.default is missing and field.default_factory is missing
-            for field in dataclasses.fields(kind)
-        }
-    elif _is_tuple(kind):
-        named: Any = kind
-        needed = {name: name not in named._field_defaults for name in named._fields}
-    else:
-        return {}
-    hints = get_type_hints(kind, include_extras=True)
-    return {name: _Field(hints[name], is_required) for name, is_required in needed.items()}
+    fields = getattr(msgspec.inspect.type_info(kind), "fields", ())
+    hints = get_type_hints(kind, include_extras=True) if fields else {}
+    return {field.encode_name: _Field(hints[field.name], field.required) for field in fields}
 
 
 def _is_tuple(kind: Any) -> bool:

@@ -93,36 +93,23 @@ class VariableEntry(_Part, frozen=True, omit_defaults=True):
 
     @classmethod
     def of(cls, variable: PlannedVariable) -> VariableEntry:
+        specs = {name: _text_of(getattr(variable, name)) for name in ("spec", "slots")}
         alternatives = tuple(
             AlternativeEntry(
-                SpecText(one.spec), one.seconds if math.isfinite(one.seconds) else None, one.layout
+                SpecText(a.spec), None if math.isinf(a.seconds) else a.seconds, a.layout
             )
-            for one in variable.alternatives
+            for a in variable.alternatives
         )
-        return cls(
-            variable.shape,
-            variable.dtype,
-            variable.trainable,
-            _text_of(variable.spec),
-            variable.why,
-            alternatives,
-            _text_of(variable.slots),
-        )
+        return cls(**{**vars(variable), **specs, "alternatives": alternatives})
 
     def read(self) -> PlannedVariable:
+        specs = {name: _spec_of(getattr(self, name)) for name in ("spec", "slots")}
         alternatives = tuple(
-            Alternative(one.spec.spec, math.inf if one.seconds is None else one.seconds, one.layout)
-            for one in self.alternatives
+            Alternative(a.spec.spec, math.inf if a.seconds is None else a.seconds, a.layout)
+            for a in self.alternatives
         )
-        return PlannedVariable(
-            self.shape,
-            self.dtype,
-            self.trainable,
-            _spec_of(self.spec),
-            self.why,
-            alternatives,
-            _spec_of(self.slots),
-        )
+        fields = {**msgspec.structs.asdict(self), **specs, "alternatives": alternatives}
+        return PlannedVariable(**fields)
 
 
 class OpEntry(_Part, frozen=True, omit_defaults=True, rename={"reads": "in", "makes": "out"}):
@@ -181,12 +168,12 @@ class RivalEntry(_Part, frozen=True):
     links: AboveZero | None = None
 
 
-class PlanFile(_Part, frozen=True, kw_only=True):
-    """A plan as its file has it."""
+class PlanFile(_Part, frozen=True, kw_only=True, rename={"tfpar_version": "tfpar"}):
+    """A plan as its file has it; most of it is so in the plan, too."""
 
     format: str
     version: int
-    tfpar: str
+    tfpar_version: str
     mesh: tuple[tuple[str, Whole], ...]
     batch_axes: tuple[str, ...]
     fingerprint: str
@@ -215,32 +202,32 @@ class PlanFile(_Part, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, plan: Plan) -> PlanFile:
-        return cls(
-            format=FORMAT,
-            version=VERSION,
-            tfpar=plan.tfpar_version,
-            mesh=tuple(zip(plan.mesh.axis_names, plan.mesh.shape, strict=True)),
-            cluster=None if plan.cluster is None else describe(plan.cluster),
-            cluster_fingerprint=None if plan.cluster is None else plan.cluster.fingerprint(),
-            stages=None if plan.stages is None else StagesEntry.of(plan.stages),
-            rivals=tuple(RivalEntry(r.name, r.cost, r.reason, r.links) for r in plan.rivals),
-            variables={name: VariableEntry.of(v) for name, v in sorted(plan.variables.items())},
-            tensors={name: SpecText(spec) for name, spec in sorted(plan.tensors.items())},
-            ops={name: OpEntry.of(op) for name, op in sorted(plan.ops.items())},
-            report=UNSET if plan.report is None else dict(plan.report),
-            **{name: getattr(plan, name) for name in _ALIKE},
-        )
+        cluster, stages = plan.cluster, plan.stages
+        changed: dict[str, Any] = {
+            "format": FORMAT,
+            "version": VERSION,
+            "mesh": tuple(zip(plan.mesh.axis_names, plan.mesh.shape, strict=True)),
+            "cluster": cluster and describe(cluster),
+            "cluster_fingerprint": cluster and cluster.fingerprint(),
+            "stages": stages and StagesEntry.of(stages),
+            "rivals": tuple(RivalEntry(r.name, r.cost, r.reason, r.links) for r in plan.rivals),
+            "variables": {name: VariableEntry.of(v) for name, v in sorted(plan.variables.items())},
+            "tensors": {name: SpecText(spec) for name, spec in sorted(plan.tensors.items())},
+            "ops": {name: OpEntry.of(op) for name, op in sorted(plan.ops.items())},
+            "report": UNSET if plan.report is None else plan.report,
+        }
+        names = [name for name in cls.__struct_fields__ if name not in changed]
+        return cls(**changed, **{name: getattr(plan, name) for name in names})
 
     def read(self) -> dict[str, Any]:
         """The fields of the plan."""
-        names, sizes = tuple(name for name, _ in self.mesh), tuple(size for _, size in self.mesh)
-        return {
-            **{name: getattr(self, name) for name in _ALIKE},
-            "tfpar_version": self.tfpar,
+        fields = msgspec.structs.asdict(self)
+        for name in ("format", "version", "cluster_fingerprint"):
+            del fields[name]
+        names, sizes = zip(*self.mesh, strict=True) if self.mesh else ((), ())
+        changed = {
             "mesh": Mesh(names, sizes),
-            "cluster": None
-            if self.cluster is None
-            else cluster_of(self.cluster, "the plan's cluster"),
+            "cluster": self.cluster and cluster_of(self.cluster, "the plan's cluster"),
             "stages": self.stages and self.stages.read(),
             "rivals": tuple(Rival(r.name, r.cost, r.reason, r.links) for r in self.rivals),
             "variables": {name: entry.read() for name, entry in self.variables.items()},
@@ -248,11 +235,4 @@ class PlanFile(_Part, frozen=True, kw_only=True):
             "ops": {name: entry.read() for name, entry in self.ops.items()},
             "report": None if self.report is UNSET else self.report,
         }
-
-
-_ALIKE = (
-    *("batch_axes", "fingerprint", "planner", "cost", "shares", "chunks", "microbatches"),
-    *("batch_statistics", "cut_short", "passed_over", "trials", "layouts", "baselines"),
-    *("constraints", "recompute", "offloaded"),
-)
-"""The fields that are in the file as they are in the plan."""
+        return {**fields, **changed}
