@@ -25,20 +25,46 @@ _NOT_JUDGED = {
 }
 
 
+class _Judged:
+    """Something that was compared."""
+
+    @property
+    def worst(self) -> Difference:
+        """The worst of its differences."""
+        raise NotImplementedError
+
+    @property
+    def error(self) -> float:
+        return self.worst.error
+
+    @property
+    def noise(self) -> float:
+        return self.worst.noise
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.worst.verdict
+
+    @property
+    def ok(self) -> bool:
+        """Whether it was judged, and agrees."""
+        return self.verdict.is_judged and self.verdict is not Verdict.DIFFERS
+
+
 @dataclasses.dataclass(frozen=True)
-class OutputReport:
+class OutputReport(_Judged):
     """The worst difference, over all steps, of something that the step returns."""
 
     name: str
     difference: Difference
 
     @property
-    def verdict(self) -> Verdict:
-        return self.difference.verdict
+    def worst(self) -> Difference:
+        return self.difference
 
 
 @dataclasses.dataclass(frozen=True)
-class VariableReport:
+class VariableReport(_Judged):
     """The worst differences of one variable over all steps.
 
     Attributes:
@@ -60,20 +86,12 @@ class VariableReport:
         return max(self.differences, key=lambda d: d.rank)
 
     @property
-    def verdict(self) -> Verdict:
-        return self.worst.verdict
-
-    @property
     def gradient_error(self) -> float | None:
         return None if self.gradient is None else self.gradient.error
 
     @property
     def update_error(self) -> float:
         return self.update.error
-
-    @property
-    def noise(self) -> float:
-        return self.worst.noise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +101,7 @@ class Verification:
     Printed, it is a table, worst first.
 
     Attributes:
-        losses: per step (one device, mesh).
+        losses: per step (one device, mesh), where it has one.
         outputs: what the step returns: the loss, metrics.
         variables: every variable of the model, its optimizers and metrics.
         random: op types of the step that draw new numbers each time they run, on one device too.
@@ -97,6 +115,11 @@ class Verification:
     random: list[str]
     extra: list[str] = dataclasses.field(default_factory=list)
     skipped: list[int] = dataclasses.field(default_factory=list)
+
+    @property
+    def differences(self) -> list[OutputReport | VariableReport]:
+        """All that was compared: `name`, `error`, `noise`, `verdict` and `ok` of each."""
+        return [*self.variables, *self.outputs]
 
     @property
     def ok(self) -> bool:
@@ -153,7 +176,8 @@ class Verification:
         )
         return "\n".join(
             [
-                *("losses", *losses, table, *_left_out(worst[_SHOWN:]), self._counts()),
+                *(["losses", *losses] if losses else []),
+                *(table, *_left_out(worst[_SHOWN:]), self._counts()),
                 *(*self.reasons, *self.notes),
             ]
         )
