@@ -13,18 +13,9 @@ import functools
 import json
 import os
 import types
+import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    NamedTuple,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 import msgspec
 import tomlkit
@@ -240,7 +231,7 @@ def _fields(kind: Any) -> Mapping[str, _Field]:
     if get_origin(kind) is not None or not isinstance(kind, type):  # of list[int] both are so
         return {}
     fields = getattr(msgspec.inspect.type_info(kind), "fields", ())
-    hints = get_type_hints(kind, include_extras=True) if fields else {}
+    hints = typing.get_type_hints(kind, include_extras=True) if fields else {}
     return {field.encode_name: _Field(hints[field.name], field.required) for field in fields}
 
 

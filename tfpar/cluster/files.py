@@ -35,16 +35,7 @@ import tomlkit
 
 from tfpar.cluster import units
 from tfpar.cluster.description import Cluster, Device, Level, Measured, Node
-from tfpar.readable import (
-    FieldError,
-    KeyPath,
-    UnreadableError,
-    convert,
-    format_path,
-    parse_json,
-    parse_toml,
-    read_text,
-)
+from tfpar.readable import FieldError, UnreadableError, convert, parse_json, parse_toml, read_text
 from tfpar.spec import ArgumentError, TfparError
 from tfpar.writable import why_not_writable, write_whole
 
@@ -195,8 +186,7 @@ def _part_of(table: _Table, where: str = "") -> Any:
         if isinstance(value, _Table):
             value = _part_of(value, f"{at}.")
         elif isinstance(value, tuple) and isinstance(next(iter(value), None), _Table):
-            numbers = [f"[{i}]" for i in range(len(value))] if len(value) > 1 else [""]
-            value = tuple(_part_of(v, f"{at}{i}.") for v, i in zip(value, numbers, strict=True))
+            value = tuple(_part_of(each, f"{at}[{i}].") for i, each in enumerate(value))
         if value is not None:
             fields[name] = value
     try:
@@ -270,17 +260,6 @@ def cluster_of(known: Any, source: str = "") -> Cluster:
         found: Cluster = _part_of(named)
         return found
     except FieldError as error:
-        path = format_path(_without_lone_numbers(error.path, known))
-        raise TfparError(f"{source}: {path} {error.problem}.") from None
+        raise TfparError(f"{source}: {error}.") from None
     except TfparError as error:
         raise TfparError(f"{source}: {error}") from None
-
-
-def _without_lone_numbers(path: KeyPath, data: Any) -> KeyPath:
-    """A path without the numbers of tables that are the only ones of their key."""
-    kept: KeyPath = ()
-    for step in path:
-        is_list = isinstance(data, list | tuple)
-        kept += () if is_list and len(data) == 1 else (step,)
-        data = data[step] if is_list else data.get(step) if isinstance(data, Mapping) else None
-    return kept

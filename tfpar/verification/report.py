@@ -25,13 +25,18 @@ _NOT_JUDGED = {
 }
 
 
-class _Judged:
-    """Something that was compared."""
+class _Compared:
+    """Something that was compared, in one way or several."""
+
+    name: str
+
+    @property
+    def differences(self) -> list[Difference]:
+        raise NotImplementedError
 
     @property
     def worst(self) -> Difference:
-        """The worst of its differences."""
-        raise NotImplementedError
+        return max(self.differences, key=lambda d: d.rank)
 
     @property
     def error(self) -> float:
@@ -52,19 +57,19 @@ class _Judged:
 
 
 @dataclasses.dataclass(frozen=True)
-class OutputReport(_Judged):
+class OutputReport(_Compared):
     """The worst difference, over all steps, of something that the step returns."""
 
     name: str
     difference: Difference
 
     @property
-    def worst(self) -> Difference:
-        return self.difference
+    def differences(self) -> list[Difference]:
+        return [self.difference]
 
 
 @dataclasses.dataclass(frozen=True)
-class VariableReport(_Judged):
+class VariableReport(_Compared):
     """The worst differences of one variable over all steps.
 
     Attributes:
@@ -80,10 +85,6 @@ class VariableReport(_Judged):
     @property
     def differences(self) -> list[Difference]:
         return [self.update, *([] if self.gradient is None else [self.gradient])]
-
-    @property
-    def worst(self) -> Difference:
-        return max(self.differences, key=lambda d: d.rank)
 
     @property
     def gradient_error(self) -> float | None:
@@ -129,10 +130,9 @@ class Verification:
     @property
     def not_judged(self) -> dict[str, Verdict]:
         """The outputs and variables of which nothing can be told, and why: noise, or not finite."""
-        found = {o.name: [o.difference] for o in self.outputs}
-        for v in self.variables:
-            found.setdefault(v.name, []).extend(v.differences)
-        verdicts = {name: [d.verdict for d in each] for name, each in found.items()}
+        verdicts: dict[str, list[Verdict]] = {}
+        for each in (*self.outputs, *self.variables):
+            verdicts.setdefault(each.name, []).extend(d.verdict for d in each.differences)
         return {
             name: max((v for v in each if not v.is_judged), key=lambda v: v.rank)
             for name, each in verdicts.items()
@@ -140,7 +140,7 @@ class Verification:
         }
 
     def _verdicts(self) -> set[Verdict]:
-        return {v.verdict for v in self.variables} | {o.verdict for o in self.outputs}
+        return {each.verdict for each in self.differences}
 
     def __bool__(self) -> bool:
         return self.ok
@@ -239,11 +239,9 @@ class Verification:
                 "keras.random with a SeedGenerator to compare."
             )
         if Verdict.DIFFERS in verdicts:
-            found = [(v.worst.rank, v.name) for v in self.variables]
-            found += [(o.difference.rank, o.name) for o in self.outputs]
+            _, largest = max((each.worst.rank, each.name) for each in self.differences)
             told.append(
-                f"Unexplained difference, largest at {max(found)[1]}: please report it with the "
-                f"model."
+                f"Unexplained difference, largest at {largest}: please report it with the model."
             )
         return told
 
@@ -262,9 +260,8 @@ class Verification:
 
     def _coarsest(self) -> tuple[float, str]:
         """The largest resolution of what is put down to rounding, and the name of that."""
-        found = [(o.name, o.difference) for o in self.outputs]
-        found += [(v.name, d) for v in self.variables for d in v.differences]
-        return max((d.resolution, n) for n, d in found if d.verdict is Verdict.ROUNDING)
+        found = [(d, each.name) for each in self.differences for d in each.differences]
+        return max((d.resolution, name) for d, name in found if d.verdict is Verdict.ROUNDING)
 
     def _counts(self) -> str:
         verdicts = [v.verdict for v in self.variables]
