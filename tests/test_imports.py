@@ -67,8 +67,8 @@ def test_whatever_is_exported_exists():
 # --- layers ---------------------------------------------------------------------------------
 
 BELOW = {
-    "writable": "",
     "spec": "",
+    "writable": "spec",
     "readable": "spec",
     "ir": "spec",
     "rules": "ir spec",
@@ -77,13 +77,13 @@ BELOW = {
     "pipeline": "ir readable spec",
     "cost": "cluster ir pipeline propagation rules spec",
     "constraints": "ir spec",
-    "plans": "cluster constraints cost ir pipeline propagation readable spec",
+    "plans": "cluster constraints cost ir pipeline propagation readable spec writable",
     "rewrite": "ir pipeline propagation rules spec",
     "interop": "ir spec",
     "variables": "interop ir propagation rewrite rules spec",
     "capture": "interop ir spec variables",
     "runtime": "cluster compile distributed interop ir launch rewrite spec variables",
-    "report": "cluster constraints cost ir pipeline plans propagation rules spec",
+    "report": "cluster constraints cost ir pipeline plans propagation readable rules spec",
     "timeline": "cluster compile cost distributed interop ir launch report rewrite spec writable",
     "search": "cluster constraints cost ir pipeline plans propagation readable rewrite rules spec",
 }

@@ -14,7 +14,6 @@ from tensorflow.core.protobuf.meta_graph_pb2 import MetaGraphDef
 
 from tfpar.capture.step import CapturedStep, argument_specs
 from tfpar.capture.v1 import GraphSource, from_graph, from_meta_graph, from_saved_model
-from tfpar.graph_verification import GraphVerification, Run, Values, compare_runs
 from tfpar.options import Keywords, Options, PathLike, settings_of, takes
 from tfpar.plans import Plan
 from tfpar.session import Session
@@ -23,6 +22,15 @@ from tfpar.spec import TfparError
 from tfpar.spec.arguments import integer, refused
 from tfpar.steps import CompiledFunction, Program
 from tfpar.variables.parallel_variable import ParallelVariable
+from tfpar.verification import Verification
+from tfpar.verification.sessions import SessionDevice
+from tfpar.verification.steps import (
+    Outcome,
+    TakenStep,
+    Values,
+    build_verification,
+    compare_step,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -133,43 +141,52 @@ class GraphProgram:
     @_eagerly
     def verify(
         self, fetches: Any, feeds: Mapping[Any, Any] | None = None, *, steps: int = 3
-    ) -> GraphVerification:
-        """Run `steps` steps on the mesh and in a Session, compare, and go back to where it was.
+    ) -> Verification:
+        """Run `steps` steps on the mesh, each again in a Session, compare, and go back.
 
         Args:
             fetches, feeds: as for `run`; with a train op among the fetches every weight is
                 compared after its updates.
 
         Returns:
-            a report, true if all was judged and agrees: the largest difference of each variable and
-            each fetch.
+            a report as of `tap.verify`, true if all was judged and agrees: the largest difference
+            of each variable and each fetch.
 
         Raises:
             TfparError: no steps.
         """
         steps = integer("steps", steps, 1)
         fetches = self.source.results if fetches is None else fetches
-        start = self.values()
+        taken: list[TakenStep] = []
+        start = before = self.values()
         try:
-            results = [self.run(fetches, feeds) for _ in range(steps)]
-            on_mesh = Run([_by_name(fetches, r) for r in results], self.values())
+            for _ in range(steps):
+                results = _by_name(fetches, self.run(fetches, feeds))
+                taken.append(TakenStep(feeds, before, Outcome(results, {}, self.values())))
+                before = taken[-1].mesh.after
         finally:
             for name, value in start.items():
                 self.variables[name].assign(value)
-        return compare_runs(
-            start, on_mesh, lambda values: self._in_session(fetches, feeds, values, steps)
-        )
+        device = SessionDevice(taken, functools.partial(self._in_session, fetches, feeds))
+        compared = [compare_step(device, step, None) for step in taken]
+        return build_verification(compared, steps, [], [])
 
     def _in_session(
-        self, fetches: Any, feeds: Mapping[Any, Any] | None, values: Values, steps: int
-    ) -> Run:
-        with self.source.session(values) as (session, variables):
+        self, fetches: Any, feeds: Mapping[Any, Any] | None, before: Sequence[Values]
+    ) -> list[Outcome]:
+        """A step from each of the given values, in one Session."""
+        outcomes = []
+        with self.source.session() as (session, load, variables):
             fed = {self.source.in_session(self.source.feed(k)): v for k, v in (feeds or {}).items()}
             wanted = tf.nest.map_structure(
                 lambda f: self.source.in_session(self.source.fetch(f)), fetches
             )
-            results = [session.run(wanted, fed) for _ in range(steps)]
-            return Run([_by_name(fetches, r) for r in results], session.run(variables))
+            for values in before:
+                load(values)
+                results = _by_name(fetches, session.run(wanted, fed))
+                after = {n: np.asarray(v) for n, v in session.run(variables).items()}
+                outcomes.append(Outcome(results, {}, after))
+        return outcomes
 
     # --- checkpoints -------------------------------------------------------------
 

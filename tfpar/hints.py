@@ -20,6 +20,8 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import msgspec
+
 from tfpar.constraints import (
     Constraint,
     batch,
@@ -30,12 +32,27 @@ from tfpar.constraints import (
     stage,
 )
 from tfpar.plans import keep
-from tfpar.readable import UnreadableError, parse_toml, read_text
+from tfpar.readable import FieldError, UnreadableError, convert, not_known, parse_toml, read_text
 from tfpar.spec import ArgumentError, TfparError
 
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     f.__name__: f for f in (shard, replicate, shard_output, batch, stage, keep)
 }
+
+
+def _schema(function: Callable[..., Any]) -> type[msgspec.Struct]:
+    """The keys of a table: the arguments of a function, of which it says itself what is wrong."""
+    fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            fields.append((name, list[Any]))
+        elif parameter.default is not parameter.empty or "None" in str(parameter.annotation):
+            fields.append((name, Any, None))
+        else:
+            fields.append((name, Any))
+    return msgspec.defstruct(
+        function.__name__, fields, forbid_unknown_fields=True, kw_only=True, frozen=True
+    )
 
 
 def read_hints(path: str | os.PathLike[str]) -> tuple[Constraint, ...]:
@@ -54,8 +71,8 @@ def read_hints(path: str | os.PathLike[str]) -> tuple[Constraint, ...]:
     for name, given in known.items():
         if name not in _FUNCTIONS:
             raise TfparError(
-                f"{path}: there is no constraint {name!r}; there are {', '.join(_FUNCTIONS)}, as "
-                f"tables such as [[shard]]."
+                f"{path}: the constraint {name!r} {not_known(name, _FUNCTIONS)}, as tables such as "
+                f"[[shard]]."
             )
         for where, table in _tables(path, name, given):
             found += constraints_of(where, _called(where, path, _FUNCTIONS[name], table))
@@ -74,28 +91,14 @@ def _tables(path: str, name: str, given: Any) -> Iterator[tuple[str, dict[str, A
 
 def _called(where: str, path: str, function: Callable[..., Any], table: dict[str, Any]) -> Any:
     """What the function makes of the keys of a table."""
-    parameters = inspect.signature(function).parameters
-    for key in table:
-        if key not in parameters:
-            keys = ", ".join(parameters)
-            raise TfparError(f"{where}: there is no key {key!r}; the keys are {keys}.")
-    values: list[Any] = []
-    for key, parameter in parameters.items():
-        optional = parameter.default is not parameter.empty
-        several = parameter.kind is parameter.VAR_POSITIONAL
-        if key in table:
-            value = table[key]
-        elif optional or "None" in str(parameter.annotation):
-            value = None
-        else:
-            raise TfparError(f"{where}: the key {key!r} is missing.")
-        if several and not isinstance(value, list):
-            raise TfparError(f"{where}: {key!r} is {value!r}; it must be a list.")
-        if key == "plan" and isinstance(value, str):
-            value = os.path.join(os.path.dirname(path), value)
-        values += value if several else [value]
     try:
-        return function(*values)
+        given = msgspec.structs.asdict(convert(table, _schema(function)))
+        if isinstance(given.get("plan"), str):
+            given["plan"] = os.path.join(os.path.dirname(path), given["plan"])
+        several = given.pop("axes", ())
+        return function(*several, **given)
+    except FieldError as error:
+        raise TfparError(f"{where}: {error}.") from None
     except ArgumentError as error:
         raise ArgumentError(f"{where}: {error}") from None
     except TfparError as error:

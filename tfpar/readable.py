@@ -1,20 +1,54 @@
-"""Files of text, JSON and TOML, read so that whatever is wrong with one is an `UnreadableError`."""
+"""Files of text, JSON and TOML, read so that whatever is wrong with one is an `UnreadableError`.
+
+`convert` makes typed values of what JSON and TOML hold, by a schema: msgspec structs, dataclasses
+and NamedTuples. msgspec checks; only what it refuses is looked through again, for the first key
+that is wrong and what it has to be.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
+import functools
 import json
 import os
-from collections.abc import Sequence
-from typing import Any
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
+import msgspec
 import tomlkit
 import tomlkit.exceptions
 
 from tfpar.spec import TfparError
+from tfpar.spec.arguments import shown
+
+T = TypeVar("T")
+
+KeyPath = tuple[str | int, ...]
+"""Keys of objects and positions in lists, from the outermost."""
+
+ReadCustom = Callable[[Any, Any], Any]
+"""Makes a value of a type (the first argument) that JSON does not have, and which may have a text
+`expected`: what it has to be. A ValueError says what is wrong with it."""
 
 
 class UnreadableError(TfparError, ValueError):
     """A file or a text that cannot be read. It says why; its reader says of which file."""
+
+
+class FieldError(UnreadableError):
+    """A key that is missing, not known, or of a value that it may not have.
+
+    Attributes:
+        path: where it is.
+        problem: what is wrong with it: `is missing`, `is 3; it must be a string`.
+    """
+
+    def __init__(self, path: KeyPath, problem: str) -> None:
+        super().__init__(f"{format_path(path)} {problem}")
+        self.path, self.problem = path, problem
 
 
 def read_text(path: str | os.PathLike[str], encoding: str = "utf-8") -> str:
@@ -72,3 +106,177 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for key in keys if keys.count(key) > 1)
         raise ValueError(f"an object has the key {twice[:80]!r} twice")
     return found
+
+
+# --- schemas -----------------------------------------------------------------------------
+
+
+def convert(
+    data: Any, kind: type[T], read_custom: ReadCustom | None = None, *, lax: bool = False
+) -> T:
+    """The `kind` that `data`, of JSON or TOML, describes.
+
+    Args:
+        lax: keys that a dataclass does not have are passed over.
+
+    Raises:
+        FieldError: names the key, and says what it has to be: in the words of the description
+            (`msgspec.Meta`) of its type, where that has one.
+    """
+    try:
+        found = msgspec.convert(data, kind, dec_hook=read_custom)
+    except msgspec.ValidationError as error:
+        raise _first_wrong(data, kind, read_custom, (), error) from None
+    except RecursionError as error:
+        raise UnreadableError(str(error)) from None
+    if not lax:
+        for path, key, known in _unknown_keys(data, kind, ()):
+            raise FieldError((*path, key), not_known(key, known))
+    return found
+
+
+def format_path(path: KeyPath) -> str:
+    """`variables['m/kernel'].shape[0]`; of the whole, `the content`."""
+    found = ""
+    for step in path:
+        is_name = isinstance(step, str) and step.isidentifier()
+        found += f".{step}" if is_name else f"[{step!r}]"
+    return found.removeprefix(".") or "the content"
+
+
+def not_known(key: str, known: Iterable[str]) -> str:
+    """The problem with a key that is none of the `known` ones."""
+    near = difflib.get_close_matches(key, [*known], n=2)
+    meant = f" (did you mean {' or '.join(near)}?)" if near else ""
+    return f"is not known{meant}; there are {', '.join(known)}"
+
+
+class _Field(NamedTuple):
+    kind: Any
+    is_required: bool
+
+
+def _first_wrong(
+    data: Any, kind: Any, read_custom: ReadCustom | None, path: KeyPath, error: Exception
+) -> FieldError:
+    """What is wrong at the first of the innermost places where `data` is no `kind`; msgspec, which
+    says so by `error`, names neither the keys of mappings nor values."""
+    for step, part, its_kind in _parts(data, kind):
+        try:
+            msgspec.convert(part, its_kind, dec_hook=read_custom)
+        except msgspec.ValidationError as of_part:
+            return _first_wrong(part, its_kind, read_custom, (*path, step), of_part)
+    fields = _fields(kind) if isinstance(data, Mapping) else {}
+    if fields and not dataclasses.is_dataclass(_bare(kind)):
+        for key in data:
+            if key not in fields:
+                return FieldError((*path, key), not_known(str(key), fields))
+    for key, field in fields.items():
+        if field.is_required and key not in data:
+            expected = _expected(field.kind)
+            return FieldError(
+                (*path, key), "is missing" + (f"; it must be {expected}" if expected else "")
+            )
+    cause = error.__cause__
+    if isinstance(cause, FieldError):
+        return FieldError((*path, *cause.path), cause.problem)
+    problem = f"is {shown(data)}; it must be {_expected(kind)}" if cause is None else str(cause)
+    return FieldError(path, problem)
+
+
+def _unknown_keys(
+    data: Any, kind: Any, path: KeyPath
+) -> Iterator[tuple[KeyPath, str, Iterable[str]]]:
+    """The keys that dataclasses do not have, which msgspec passes over: where, and beside which."""
+    if not _has_dataclass(kind):
+        return
+    fields = _fields(kind)
+    if isinstance(data, Mapping) and fields:
+        yield from ((path, key, fields) for key in data if key not in fields)
+    for step, part, its_kind in _parts(data, kind):
+        yield from _unknown_keys(part, its_kind, (*path, step))
+
+
+def _parts(data: Any, kind: Any) -> Iterator[tuple[str | int, Any, Any]]:
+    """The parts of `data`: their steps, themselves, and what they have to be."""
+    args, fields = get_args(_bare(kind)), _fields(kind)
+    if isinstance(data, Mapping):
+        for key, value in data.items():
+            if fields and key in fields:
+                yield key, value, fields[key].kind
+            elif get_origin(_bare(kind)) is dict:
+                yield key, key, args[0]
+                yield key, value, args[1]
+    elif isinstance(data, list | tuple):
+        if args[1:] == (...,) or get_origin(_bare(kind)) is list:
+            yield from ((index, value, args[0]) for index, value in enumerate(data))
+        elif get_origin(_bare(kind)) is tuple:
+            yield from zip(range(len(args)), data, args, strict=False)
+        elif _is_tuple(_bare(kind)):
+            for value, (name, field) in zip(data, fields.items(), strict=False):
+                yield name, value, field.kind
+
+
+@functools.cache
+def _has_dataclass(kind: Any) -> bool:
+    bare = _bare(kind)
+    inner = (*get_args(bare), *(field.kind for field in _fields(kind).values()))
+    return dataclasses.is_dataclass(bare) or any(map(_has_dataclass, inner))
+
+
+@functools.cache
+def _fields(kind: Any) -> Mapping[str, _Field]:
+    """The fields of a struct, a dataclass or a NamedTuple, as files call them."""
+    kind = _bare(kind)
+    if get_origin(kind) is not None or not isinstance(kind, type):  # of list[int] both are so
+        return {}
+    fields = getattr(msgspec.inspect.type_info(kind), "fields", ())
+    hints = typing.get_type_hints(kind, include_extras=True) if fields else {}
+    return {field.encode_name: _Field(hints[field.name], field.required) for field in fields}
+
+
+def _is_tuple(kind: Any) -> bool:
+    """Whether it is a NamedTuple: a list in files."""
+    return hasattr(kind, "_field_defaults")
+
+
+def _bare(kind: Any) -> Any:
+    """A type without what is said of it, and without None."""
+    if get_origin(kind) is Annotated:
+        return _bare(get_args(kind)[0])
+    choices = _choices(kind)
+    return kind if choices == [kind] else _bare(choices[0])
+
+
+def _choices(kind: Any) -> list[Any]:
+    """The types of a union but for None; else the type itself."""
+    if get_origin(kind) not in (Union, types.UnionType):
+        return [kind]
+    none = (type(None), msgspec.UnsetType)
+    return [each for each in get_args(kind) if each not in none]
+
+
+_WORDS = {int: "a whole number", float: "a number", str: "a string", bool: "True or False"}
+
+
+def _expected(kind: Any) -> str:
+    """What a value has to be, in words."""
+    if get_origin(kind) is Annotated:
+        said = [meta.description for meta in kind.__metadata__ if meta.description]
+        return said[0] if said else _expected(get_args(kind)[0])
+    if _choices(kind) != [kind]:
+        return ", or ".join([*map(_expected, _choices(kind)), "null"])
+    if get_origin(kind) is Literal:
+        allowed = [*map(repr, get_args(kind))]
+        return f"one of {', '.join(allowed)}" if len(allowed) > 1 else allowed[0]
+    fields, args = _fields(kind), get_args(kind)
+    if _is_tuple(kind):
+        least = sum(field.is_required for field in fields.values())
+        return (
+            f"a list of {least} to {len(fields)}" if least < len(fields) else f"a list of {least}"
+        )
+    if fields or get_origin(kind) is dict:
+        return "an object with fields"
+    if get_origin(kind) is tuple and args[1:] != (...,):
+        return f"a list of {len(args)}"
+    return "a list" if args else _WORDS.get(kind) or str(getattr(kind, "expected", ""))

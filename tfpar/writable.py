@@ -1,8 +1,34 @@
-"""Whether a file could be written: asked before long work whose result goes there."""
+"""Files that appear whole or not at all, and whether one could be written, asked before long work
+whose result goes there."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+
+from tfpar.spec import TfparError
+
+
+def write_whole(
+    what: str, path: str, content: str | bytes, error_type: type[TfparError] = TfparError
+) -> None:
+    """Write a file, of text in UTF-8.
+
+    Args:
+        what: names the file in errors.
+
+    Raises:
+        TfparError: it cannot be written; of `error_type`.
+    """
+    partial = f"{path}.{os.getpid()}.partial"
+    try:
+        with open(partial, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+        os.replace(partial, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.remove(partial)
+        raise error_type(f"Cannot write the {what} {path!r}: {error.strerror}.") from error
 
 
 def why_not_writable(path: str) -> str:

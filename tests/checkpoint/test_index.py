@@ -72,7 +72,7 @@ def test_what_was_changed_is_told_by_the_checksum(path, index):
     with damaged(path, "`checksum` is missing"):
         Reader(path)
     put(path, index | {"format": 1}, sealed=False)  # which has none
-    with damaged(path, "unknown field `checksum`"):
+    with damaged(path, "checksum is not known"):
         Reader(path)
 
 
@@ -85,19 +85,22 @@ def test_how_it_is_written_does_not_matter(path, index):
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"step": -13}, r"`int` >= 0 - at `\$.step`"),
-        ({"step": "13"}, r"`int`, got `str` - at `\$.step`"),
-        ({"step": True}, r"`int`, got `bool` - at `\$.step`"),
-        ({"step": 2**64}, r"`\$.step`"),
+        ({"step": -13}, "step is -13; it must be a whole number, 0 or more"),
+        ({"step": "13"}, "step is '13'; it must be a whole number"),
+        ({"step": True}, "step is True; it must be a whole number"),
+        ({"step": 2**64}, "step is 18446744073709551616; it must be a whole number, .* below 2"),
         ({"step": 14}, "is of step 14, and the folder's name of step 13"),
-        ({"files": 1}, r"`object`, got `int` - at `\$.files`"),
-        ({"files": {"tensors.index": -1}}, r"at `\$.files\[...\]`"),
-        ({"files": {"../tensors.index": 1}}, r"at `key` in `\$.files`"),
-        ({"info": []}, r"`object`, got `array` - at `\$.info`"),
-        ({"tensors": "kernel"}, r"`array`, got `str` - at `\$.tensors`"),
+        ({"files": 1}, "files is 1; it must be an object"),
+        ({"files": {"tensors.index": -1}}, r"files\['tensors.index'\] is -1; it must be"),
+        (
+            {"files": {"../tensors.index": 1}},
+            r"files\['../tensors.index'\] is .* the name of a file: tensors",
+        ),
+        ({"info": []}, r"info is \[\]; it must be an object"),
+        ({"tensors": "kernel"}, "tensors is 'kernel'; it must be a list"),
         ({"tensors": ["kernel", "bias"]}, "lists other tensors than there are"),
-        ({"tfpar": None}, r"`str`, got `null` - at `\$.tfpar`"),
-        ({"more": 1}, "unknown field `more`"),
+        ({"tfpar": None}, "tfpar is None; it must be a string"),
+        ({"more": 1}, "more is not known; there are format, tfpar, step"),
         ({"format": 0}, "`format` is '0', not a version"),
         ({"format": "2"}, "`format` is '2', not a version"),
         ({"format": math.nan}, "`format` is 'nan', not a version"),
@@ -113,7 +116,7 @@ def test_what_is_no_index_is_refused_by_key(path, index, change, message, old):
 def test_a_key_that_is_missing_is_named(path, index, key):
     del index[key]
     put(path, index)
-    with damaged(path, f"`{key}`"):
+    with damaged(path, "`format` is 'None'" if key == "format" else f"{key} is missing"):
         Reader(path)
 
 

@@ -33,7 +33,7 @@ def test_plan_files_that_cannot_be_used(plan_file, tmp_path):
         (plan_file.read_text()[:100], "corrupt"),
         (json.dumps({**good, "version": 99, "tfpar": "9.0"}), "newer tfpar"),
         ("[1, 2]", "not a plan file"),
-        (json.dumps({k: v for k, v in good.items() if k != "mesh"}), "lacks the field 'mesh'"),
+        (json.dumps({k: v for k, v in good.items() if k != "mesh"}), "mesh is missing"),
     ):
         bad.write_text(content)
         with pytest.raises(PlanError, match=sign):

@@ -121,7 +121,7 @@ def test_malformed_fields_are_named(tmp_path):
     assert "newer tfpar (9.9, format 99" in changed(version=99, tfpar="9.9")
     assert "no known format version" in changed(version="1.0")
     without = {k: v for k, v in good.items() if k != "mesh"}
-    assert "lacks the field 'mesh'" in load_error(json.dumps(without), tmp_path)
+    assert "mesh is missing" in load_error(json.dumps(without), tmp_path)
     assert "malformed" in changed(mesh=[["data", 0], ["model", 4]])
     assert "malformed" in changed(mesh=3)
     assert "splits the batch over 'rows'" in changed(batch_axes=["rows"])

@@ -264,25 +264,30 @@ class GraphSource:
 
     @contextlib.contextmanager
     def session(
-        self, values: Mapping[str, np.ndarray]
-    ) -> Iterator[tuple[tf.compat.v1.Session, dict[str, tf.Tensor]]]:
-        """A plain Session on the CPU, its variables set to `values`, and reads of them by name."""
+        self,
+    ) -> Iterator[tuple[tf.compat.v1.Session, Callable[..., None], dict[str, tf.Tensor]]]:
+        """A plain Session on the CPU, what sets its variables to values by their names, and reads
+        of them."""
         with tf.Graph().as_default() as graph:
             tf.import_graph_def(self._inlined.graph_def, name="")
-            assigned, reads = [], {}
+            assigns: dict[str, tuple[tf.Operation, tf.Tensor]] = {}
+            reads: dict[str, tf.Tensor] = {}
             for node in self._inlined.graph_def.node:
-                if node.op == "VarHandleOp" and self._name(node.name) in values:
+                if node.op == "VarHandleOp" and self._name(node.name) in self.variables:
                     name, handle = self._name(node.name), graph.get_tensor_by_name(f"{node.name}:0")
                     dtype = tf.as_dtype(node.attr["dtype"].type)
                     given = tf.compat.v1.placeholder(dtype)
                     assign = tf.raw_ops.AssignVariableOp(resource=handle, value=given)
-                    assigned.append((assign, {given: values[name]}))
+                    assigns[name] = assign, given
                     reads[name] = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
             config = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
             with tf.compat.v1.Session(graph=graph, config=config) as session:
-                for assign, fed in assigned:
-                    session.run(assign, fed)
-                yield session, reads
+
+                def load(values: Mapping[str, np.ndarray]) -> None:
+                    for name, (assign, given) in assigns.items():
+                        session.run(assign, {given: values[name]})
+
+                yield session, load, reads
 
     # --- capture -----------------------------------------------------------------
 

@@ -12,20 +12,26 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 
-from tfpar.readable import UnreadableError, parse_json, read_text
+from tfpar.readable import UnreadableError, convert, parse_json, read_text
 from tfpar.spec import TfparError
+from tfpar.spec.quantities import Count
 
 FORMAT_VERSION = 2
 
 _CHECKSUM = "checksum"
 _FIRST_WITH_CHECKSUM = 2
 
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Counts = tuple[Count, ...]
+_FileName = Annotated[
+    str, msgspec.Meta(pattern=r"^tensors\.[\w.-]+$", description="the name of a file: tensors.*")
+]
+_Bundle = Annotated[
+    str, msgspec.Meta(pattern=r"^[\w-]*$", description="a name of letters, digits, _ and -")
+]
 
 
 class NewerFormatError(TfparError):
@@ -56,7 +62,7 @@ class Index(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tfpar: str
     step: Count
     info: dict[str, Any]
-    files: dict[Annotated[str, msgspec.Meta(pattern=r"^tensors\.[\w.-]+$")], Count]
+    files: dict[_FileName, Count]
     tensors: tuple[str, ...]
 
 
@@ -73,7 +79,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     shape: Counts
     dtype: str
-    bundle: Annotated[str, msgspec.Meta(pattern=r"^[\w-]*$")]
+    bundle: _Bundle
     joined: bool
     boxes: tuple[tuple[Counts, Counts], ...]
 
@@ -93,9 +99,6 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     entries: tuple[Entry, ...]
 
 
-T = TypeVar("T", bound=msgspec.Struct)
-
-
 def write_sealed(path: str, content: msgspec.Struct) -> None:
     """Write a file that is whole as soon as it has its name; OSError if it cannot be written."""
     plain = json.loads(json.dumps(msgspec.to_builtins(content)))
@@ -108,7 +111,7 @@ def write_sealed(path: str, content: msgspec.Struct) -> None:
 
 def read_part(path: str) -> Part:
     """What `write_sealed` wrote of a part; UnreadableError if it is not that any more."""
-    return _converted(_unsealed(_object_of(path)), Part)
+    return convert(_unsealed(_object_of(path)), Part)
 
 
 def read_index(path: str) -> Index:
@@ -124,7 +127,7 @@ def read_index(path: str) -> Index:
         raise UnreadableError(f"`format` is {str(version)[:40]!r}, not a version")
     if version > FORMAT_VERSION:
         raise NewerFormatError(version)
-    return _converted(data if version < _FIRST_WITH_CHECKSUM else _unsealed(data), Index)
+    return convert(data if version < _FIRST_WITH_CHECKSUM else _unsealed(data), Index)
 
 
 def _object_of(path: str) -> dict[str, Any]:
@@ -132,13 +135,6 @@ def _object_of(path: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise UnreadableError("it holds no object")
     return data
-
-
-def _converted(data: Mapping[str, Any], kind: type[T]) -> T:
-    try:
-        return msgspec.convert(data, kind)
-    except msgspec.ValidationError as error:
-        raise UnreadableError(str(error)) from None
 
 
 def _unsealed(data: Mapping[str, Any]) -> dict[str, Any]:

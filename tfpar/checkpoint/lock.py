@@ -25,9 +25,7 @@ import threading
 import time
 from typing import NamedTuple
 
-import msgspec
-
-from tfpar.readable import UnreadableError, parse_json
+from tfpar.readable import UnreadableError, convert, parse_json
 from tfpar.spec import TfparError
 
 logger = logging.getLogger("tfpar")
@@ -100,8 +98,8 @@ class Renewal(NamedTuple):
     def owner(self) -> Owner | None:
         """None where it does not say (yet)."""
         try:
-            return msgspec.convert(parse_json(self.text), Owner)
-        except (UnreadableError, msgspec.ValidationError):
+            return convert(parse_json(self.text), Owner, lax=True)
+        except UnreadableError:
             return None
 
 

@@ -27,62 +27,176 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar
 
+import msgspec
 import tomlkit
 
 from tfpar.cluster import units
 from tfpar.cluster.description import Cluster, Device, Level, Measured, Node
-from tfpar.readable import UnreadableError, parse_json, parse_toml, read_text
+from tfpar.readable import FieldError, UnreadableError, convert, parse_json, parse_toml, read_text
 from tfpar.spec import ArgumentError, TfparError
-from tfpar.writable import why_not_writable
+from tfpar.writable import why_not_writable, write_whole
 
-Part = TypeVar("Part")
+# --- the schema --------------------------------------------------------------------------
 
-_NUMBER, _COUNT, _TEXT, _FLAG = "number", "count", "text", "flag"
 
-# Keys of a table: (attribute, what it measures or is); the rest are read by hand.
-_DEVICE = {
-    "memory": ("memory_bytes", "bytes"),
-    "memory_bandwidth": ("memory_bandwidth", "bytes/s"),
-    "launch": ("launch_s", "seconds"),
-    "half_size": ("half_size", _NUMBER),
-    "functions_per_s": ("functions_per_s", _NUMBER),
-    "host_bandwidth": ("host_bandwidth", "bytes/s"),
-    "host_latency": ("host_latency_s", "seconds"),
-    "ramp": ("ramp_s", "seconds"),
-    "name": ("name", _TEXT),
-}
-_LEVEL = {
-    "count": ("count", _COUNT),
-    "bandwidth": ("bandwidth", "bytes/s"),
-    "latency": ("latency_s", "seconds"),
-    "topology": ("topology", _TEXT),
-    "p2p": ("p2p", "bytes/s"),
-    "name": ("name", _TEXT),
-}
-_NODE = {
-    "count": ("count", _COUNT),
-    "uplink": ("uplink", "bytes/s"),
-    "host_memory": ("host_memory_bytes", "bytes"),
-}
-_MEASURED = {
-    "kind": ("kind", _TEXT),
-    "axis": ("axis", _COUNT),
-    "startup": ("startup_s", "seconds"),
-    "bandwidth": ("bandwidth", "bytes/s"),
-}
-_CLUSTER = {
-    "name": ("name", _TEXT),
-    "overlap": ("overlap", _NUMBER),
-    "step": ("step_s", "seconds"),
-    "one_memory": ("one_memory", _FLAG),
-}
+class _Number(float):
+    """A number; of what is measured, files may have it with a unit."""
 
-_LISTS = ("algorithms", "ranks")
+    measure, expected = "", units.expected("")
 
-_Table = dict[str, tuple[str, str]]
+    def __init_subclass__(cls, measure: str) -> None:
+        cls.measure, cls.expected = measure, units.expected(measure)
+
+
+class _Bytes(_Number, measure="bytes"): ...
+
+
+class _Rate(_Number, measure="bytes/s"): ...
+
+
+class _Seconds(_Number, measure="seconds"): ...
+
+
+class _Flops(_Number, measure="FLOP/s"): ...
+
+
+class _FlopsByDtype(dict[str, _Flops]):
+    """FLOP/s by dtype; in files one number is that of float32."""
+
+
+_KEYS = {
+    **{"memory_bytes": "memory", "launch_s": "launch", "host_latency_s": "host_latency"},
+    **{"ramp_s": "ramp", "latency_s": "latency", "host_memory_bytes": "host_memory"},
+    **{"startup_s": "startup", "step_s": "step", "levels": "level", "nodes": "node"},
+}
+"""The keys that are not called as the attributes that they become."""
+
+
+class _Table(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    rename=_KEYS,
+):
+    """A table of a file; its fields are those of the part of a cluster that it becomes."""
+
+    becomes: ClassVar[type]
+
+
+class _Level(_Table, frozen=True, kw_only=True):
+    becomes = Level
+    count: int
+    bandwidth: _Rate
+    latency_s: _Seconds
+    topology: str | None = None
+    p2p: _Rate | None = None
+    name: str | None = ""
+
+
+_Levels = Annotated[tuple[_Level, ...], msgspec.Meta(description="tables, each below [[level]]")]
+
+
+class _Device(_Table, frozen=True, kw_only=True):
+    becomes = Device
+    memory_bytes: _Bytes
+    memory_bandwidth: _Rate
+    launch_s: _Seconds | None = None
+    half_size: _Number | None = None
+    functions_per_s: _Number | None = None
+    host_bandwidth: _Rate | None = None
+    host_latency_s: _Seconds | None = None
+    ramp_s: _Seconds | None = None
+    name: str | None = ""
+    flops: _FlopsByDtype
+    entries_per_s: dict[str, Any] = {}
+
+
+class _Node(_Table, frozen=True, kw_only=True):
+    becomes = Node
+    count: int | None = None
+    uplink: _Rate | None = None
+    host_memory_bytes: _Bytes | None = None
+    device: _Device
+    levels: _Levels = ()
+
+
+class _Measured(_Table, frozen=True, kw_only=True):
+    becomes = Measured
+    kind: str
+    axis: int
+    startup_s: _Seconds
+    bandwidth: _Rate
+    mesh: tuple[int, ...]
+    group: tuple[int, ...] = ()
+
+
+class _Cluster(_Table, frozen=True, kw_only=True):
+    becomes = Cluster
+    name: str | None = None
+    overlap: _Number | None = None
+    step_s: _Seconds | None = None
+    one_memory: bool | None = None
+    algorithms: Any = None
+    ranks: Any = None
+    levels: _Levels = ()
+    nodes: Annotated[
+        tuple[_Node, ...],
+        msgspec.Meta(min_length=1, description="one or more tables, each below [[node]]"),
+    ]
+    measured: tuple[_Measured, ...] = ()
+
+
+def _read_custom(kind: Any, value: Any) -> Any:
+    if kind is not _FlopsByDtype:
+        return kind(units.parse(value, kind.measure))
+    rates = value if isinstance(value, Mapping) else {"float32": value}
+    return kind(convert(rates, dict[str, _Flops], _read_custom))
+
+
+def _as_number(value: _Number) -> float | str:
+    """In base units; infinity, which is no number of JSON, in a word."""
+    return "inf" if math.isinf(value) else float(value)
+
+
+def _with_unit(value: _Number) -> float | str:
+    return _as_number(value) if math.isinf(value) else units.write(float(value), value.measure)
+
+
+def _written(cluster: Cluster, write: Callable[[_Number], float | str]) -> dict[str, Any]:
+    """What a file says of `cluster`, numbers as `write` has them."""
+
+    def write_custom(value: Any) -> Any:
+        return dict(value) if isinstance(value, dict) else write(value)
+
+    table = msgspec.convert(cluster, _Cluster, from_attributes=True, dec_hook=_read_custom)
+    found: dict[str, Any] = msgspec.to_builtins(table, enc_hook=write_custom)
+    return found
+
+
+def _part_of(table: _Table, where: str = "") -> Any:
+    """What a table becomes, whose errors name the key of the file: `where`, and its own."""
+    fields = {}
+    for name in table.__struct_fields__:
+        value, at = getattr(table, name), f"{where}{_KEYS.get(name, name)}"
+        if isinstance(value, _Table):
+            value = _part_of(value, f"{at}.")
+        elif isinstance(value, tuple) and isinstance(next(iter(value), None), _Table):
+            value = tuple(_part_of(each, f"{at}[{i}].") for i, each in enumerate(value))
+        if value is not None:
+            fields[name] = value
+    try:
+        return table.becomes(**fields)
+    except ArgumentError as error:
+        name, space, rest = str(error).partition(" ")
+        raise TfparError(f"{where}{_KEYS.get(name, name)}{space}{rest}") from None
+
+
+# --- files -------------------------------------------------------------------------------
 
 
 def read_cluster(path: str | os.PathLike[str]) -> Cluster:
@@ -106,20 +220,20 @@ def write_cluster(cluster: Cluster, path: str | os.PathLike[str]) -> None:
     Raises:
         TfparError: the file cannot be written.
     """
-    try:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(cluster_text(cluster))
-    except OSError as error:
-        file_name = os.fspath(path)
-        raise TfparError(f"Cannot write the cluster file {file_name!r}: {error}.") from None
+    write_whole("cluster file", os.fspath(path), cluster_text(cluster))
 
 
 def cluster_text(cluster: Cluster) -> str:
     """Write `cluster` as a TOML file has it."""
     document = tomlkit.document()
-    for key, value in _with_units(describe(cluster)).items():
+    for key, value in _written(cluster, _with_unit).items():
         document.add(key, value)
     return tomlkit.dumps(document)
+
+
+def describe(cluster: Cluster) -> dict[str, Any]:
+    """The mapping of which `cluster_of` makes the cluster; plain numbers in base units."""
+    return _written(cluster, _as_number)
 
 
 def check_writable(path: str) -> None:
@@ -138,199 +252,14 @@ def cluster_of(known: Any, source: str = "") -> Cluster:
     Raises:
         TfparError: a key is missing, unknown or wrong.
     """
-    reader = _Reader(source or "the cluster description")
-    table = reader.table(known, "", {*_CLUSTER, *_LISTS, "level", "node", "measured"})
-    fields = reader.fields(table, "", _CLUSTER)
-    fields.setdefault("name", os.path.splitext(os.path.basename(source))[0] or "unnamed")
-    if not table.get("node", True):
-        raise reader.error("node", "is empty: a cluster has one [[node]] at least")
-    if "node" not in table:
-        raise reader.error("node", "is missing: a cluster has one [[node]] at least")
-    fields |= {name: table[name] for name in _LISTS if name in table}
-    nodes = tuple(reader.node(n, key) for key, n in reader.tables(table, "node", ""))
-    levels = tuple(reader.level(v, key) for key, v in reader.tables(table, "level", ""))
-    found = tuple(reader.measured(m, key) for key, m in reader.tables(table, "measured", ""))
+    name = os.path.splitext(os.path.basename(source))[0] or "unnamed"
+    source = source or "the cluster description"
     try:
-        return Cluster(nodes=nodes, levels=levels, measured=found, **fields)
-    except ArgumentError as error:
-        raise TfparError(f"{reader.source}: {_with_key(error)}") from None
-    except TfparError as error:
-        raise TfparError(f"{reader.source}: {error}") from None
-
-
-class _Reader:
-    """Turns tables into the parts of a cluster; its errors name source and key."""
-
-    def __init__(self, source: str) -> None:
-        self.source = source
-
-    def error(self, key: str, problem: str) -> TfparError:
-        return TfparError(f"{self.source}: `{key}` {problem}.")
-
-    def table(self, value: Any, key: str, known: set[str]) -> Mapping[str, Any]:
-        if not isinstance(value, Mapping):
-            raise self.error(key, f"is {value!r}, not a table")
-        for name in value:
-            if name not in known:
-                at = f"{key}.{name}" if key else name
-                raise self.error(at, f"is not known; there are {', '.join(sorted(known))}")
-        return value
-
-    def tables(self, table: Mapping[str, Any], name: str, key: str) -> list[tuple[str, Any]]:
-        """List (key, table) of each entry of an array of tables; none if it is absent."""
-        where = f"{key}.{name}" if key else name
-        entries = table.get(name, ())
-        if isinstance(entries, Mapping) or not isinstance(entries, Sequence | tuple):
-            raise self.error(where, f"is {entries!r}; write it as [[{where}]]")
-        return [
-            (f"{where}[{i}]" if len(entries) > 1 else where, entry)
-            for i, entry in enumerate(entries)
-        ]
-
-    def fields(self, table: Mapping[str, Any], key: str, known: _Table) -> dict[str, Any]:
-        found = {}
-        for name, (attribute, measure) in known.items():
-            if name in table and table[name] is not None:
-                found[attribute] = self.value(
-                    table[name], f"{key}.{name}" if key else name, measure
-                )
+        table = convert(known, _Cluster, _read_custom)
+        named = table if table.name is not None else msgspec.structs.replace(table, name=name)
+        found: Cluster = _part_of(named)
         return found
-
-    def value(self, value: Any, key: str, measure: str) -> Any:
-        if measure == _TEXT:
-            if not isinstance(value, str):
-                raise self.error(key, f"is {value!r}, not text")
-            return value
-        if measure == _FLAG:
-            if not isinstance(value, bool):
-                raise self.error(key, f"is {value!r}, neither true nor false")
-            return value
-        if measure == _COUNT:
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise self.error(key, f"is {value!r}, not a whole number")
-            return value
-        try:
-            return units.parse(value, "" if measure == _NUMBER else measure)
-        except ValueError as error:
-            raise self.error(key, str(error)) from None
-
-    def required(self, fields: Mapping[str, Any], key: str, known: _Table, *names: str) -> None:
-        for name in names:
-            if known[name][0] not in fields:
-                raise self.error(f"{key}.{name}", "is missing")
-
-    def node(self, value: Any, key: str) -> Node:
-        table = self.table(value, key, {*_NODE, "device", "level"})
-        if "device" not in table:
-            raise self.error(f"{key}.device", "is missing")
-        levels = tuple(self.level(v, at) for at, v in self.tables(table, "level", key))
-        device = self.device(table["device"], f"{key}.device")
-        fields = self.fields(table, key, _NODE)
-        return self.made(Node, key, device=device, levels=levels, **fields)
-
-    def device(self, value: Any, key: str) -> Device:
-        table = self.table(value, key, {*_DEVICE, "flops", "entries_per_s"})
-        fields = self.fields(table, key, _DEVICE)
-        self.required(fields, key, _DEVICE, "memory", "memory_bandwidth")
-        if "flops" not in table:
-            raise self.error(f"{key}.flops", "is missing")
-        rates = table["flops"]
-        if not isinstance(rates, Mapping):
-            rates = {"float32": rates}
-        flops = {
-            str(dtype): self.value(rate, f"{key}.flops.{dtype}", "FLOP/s")
-            for dtype, rate in rates.items()
-        }
-        if "entries_per_s" in table:
-            fields["entries_per_s"] = table["entries_per_s"]
-        return self.made(Device, key, flops=flops, **fields)
-
-    def level(self, value: Any, key: str) -> Level:
-        fields = self.fields(self.table(value, key, set(_LEVEL)), key, _LEVEL)
-        self.required(fields, key, _LEVEL, "count", "bandwidth", "latency")
-        return self.made(Level, key, **fields)
-
-    def measured(self, value: Any, key: str) -> Measured:
-        table = self.table(value, key, {*_MEASURED, "mesh", "group"})
-        fields = self.fields(table, key, _MEASURED)
-        self.required(fields, key, _MEASURED, "kind", "axis", "startup", "bandwidth")
-        if "mesh" not in table:
-            raise self.error(f"{key}.mesh", "is missing")
-        fields |= {"group": table["group"]} if "group" in table else {}
-        return self.made(Measured, key, mesh=table["mesh"], **fields)
-
-    def made(self, part: Callable[..., Part], key: str, /, **fields: Any) -> Part:
-        """Make a part of the cluster; what is wrong with its fields is said with the table's
-        key."""
-        try:
-            return part(**fields)
-        except ArgumentError as error:
-            raise TfparError(f"{self.source}: {key}.{_with_key(error)}") from None
-
-
-def _with_key(error: ArgumentError) -> str:
-    """Say what is wrong, of the key of a file and not of the attribute that it becomes."""
-    name, space, rest = str(error).partition(" ")
-    return _KEYS.get(name, name) + space + rest
-
-
-def describe(cluster: Cluster) -> dict[str, Any]:
-    """Make the mapping of which `cluster_of` makes the cluster; plain numbers in base units."""
-    found: dict[str, Any] = _fields(cluster, _CLUSTER)
-    found["algorithms"] = list(cluster.algorithms)
-    if cluster.ranks is not None:
-        found["ranks"] = list(cluster.ranks)
-    if cluster.levels:
-        found["level"] = [_fields(level, _LEVEL) for level in cluster.levels]
-    found["node"] = []
-    for node in cluster.nodes:
-        table = _fields(node, _NODE)
-        table["device"] = {**_fields(node.device, _DEVICE), "flops": dict(node.device.flops)}
-        if node.device.entries_per_s:
-            table["device"]["entries_per_s"] = dict(node.device.entries_per_s)
-        if node.levels:
-            table["level"] = [_fields(level, _LEVEL) for level in node.levels]
-        found["node"].append(table)
-    if cluster.measured:
-        found["measured"] = [
-            {
-                **_fields(m, _MEASURED),
-                "mesh": list(m.mesh),
-                **({"group": list(m.group)} if m.group else {}),
-            }
-            for m in cluster.measured
-        ]
-    return found
-
-
-def _fields(part: Any, known: _Table) -> dict[str, Any]:
-    values = {key: getattr(part, attribute) for key, (attribute, _) in known.items()}
-    return {
-        key: "inf" if value == math.inf else value  # which is no number of JSON
-        for key, value in values.items()
-        if value is not None and value != ""
-    }
-
-
-_KEYS = {
-    attribute: key
-    for table in (_CLUSTER, _DEVICE, _LEVEL, _NODE, _MEASURED)
-    for key, (attribute, _) in table.items()
-}
-
-_MEASURES = {
-    key: measure
-    for table in (_CLUSTER, _DEVICE, _LEVEL, _NODE, _MEASURED)
-    for key, (_, measure) in table.items()
-}
-
-
-def _with_units(value: Any, measure: str = "") -> Any:
-    if isinstance(value, Mapping):
-        return {
-            key: _with_units(v, "FLOP/s" if key == "flops" else _MEASURES.get(key, measure))
-            for key, v in value.items()
-        }
-    if isinstance(value, list):
-        return [_with_units(v) for v in value]
-    return units.write(value, measure) if isinstance(value, float) else value
+    except FieldError as error:
+        raise TfparError(f"{source}: {error}.") from None
+    except TfparError as error:
+        raise TfparError(f"{source}: {error}") from None

@@ -51,11 +51,11 @@ def parse(value: object, measure: str) -> float:
             raise ValueError(f"is {shown(value)}, which no number can hold") from None
     found = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
     if found is None:
-        raise ValueError(f"is {shown(value)}, not {_kind(measure)}")
+        raise ValueError(f"is {shown(value)}, not {expected(measure)}")
     number, unit = found.groups()
     known = UNITS[measure]
     if unit and unit not in known:
-        raise ValueError(f"is {shown(value)}: {shown(unit)} is no unit of {_kind(measure)}")
+        raise ValueError(f"is {shown(value)}: {shown(unit)} is no unit of {expected(measure)}")
     if number.endswith("inf"):
         return float(number)
     try:
@@ -65,7 +65,7 @@ def parse(value: object, measure: str) -> float:
     except OverflowError:
         raise ValueError(f"is {shown(value)}, which no number can hold") from None
     except ValueError:
-        raise ValueError(f"is {shown(value)}, not {_kind(measure)}") from None
+        raise ValueError(f"is {shown(value)}, not {expected(measure)}") from None
 
 
 def _is_huge(number: str) -> bool:
@@ -73,7 +73,8 @@ def _is_huge(number: str) -> bool:
     return abs(int(re.split("[eE]", number + "e0")[1])) > 400
 
 
-def _kind(measure: str) -> str:
+def expected(measure: str) -> str:
+    """What `parse` reads, in words."""
     return f"{measure or 'a number'} such as {EXAMPLES[measure]}"
 
 

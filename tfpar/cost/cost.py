@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping
-from typing import Any
 
-from tfpar.ir.roles import PHASES
-from tfpar.spec.arguments import finite, integer, listed, optional, refused
+from tfpar.spec.quantities import Amount, Count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,25 +39,25 @@ class Cost:
         collectives: how many a rank takes part in, packed ones counted as one.
     """
 
-    seconds: float
-    compute_s: tuple[float, float, float]
-    communication_s: tuple[float, float, float]
-    gradients_s: float
-    exposed_s: float
-    bucket_bytes: int
-    weight_bytes: float = 0.0
-    state_bytes: float = 0.0
-    gradient_bytes: float = 0.0
-    activation_bytes: float = 0.0
-    live_bytes: float | None = None
-    hidden_s: float = 0.0
-    collectives: int = 0
-    bubble_s: float = 0.0
-    transfer_s: float = 0.0
-    copied_bytes: float = 0.0
-    gathered_bytes: float = 0.0
-    host_slot_bytes: float = 0.0
-    host_activation_bytes: float = 0.0
+    seconds: Amount
+    compute_s: tuple[Amount, Amount, Amount]
+    communication_s: tuple[Amount, Amount, Amount]
+    gradients_s: Amount
+    exposed_s: Amount
+    bucket_bytes: Count
+    weight_bytes: Amount = 0.0
+    state_bytes: Amount = 0.0
+    gradient_bytes: Amount = 0.0
+    activation_bytes: Amount = 0.0
+    live_bytes: Amount | None = None
+    hidden_s: Amount = 0.0
+    collectives: Count = 0
+    bubble_s: Amount = 0.0
+    transfer_s: Amount = 0.0
+    copied_bytes: Amount = 0.0
+    gathered_bytes: Amount = 0.0
+    host_slot_bytes: Amount = 0.0
+    host_activation_bytes: Amount = 0.0
 
     @property
     def memory_bytes(self) -> float:
@@ -77,35 +73,3 @@ class Cost:
     def host_bytes(self) -> float:
         """Peak of what a rank has in the memory of its host, in bytes."""
         return self.host_slot_bytes + self.host_activation_bytes
-
-    @classmethod
-    def of(cls, fields: Mapping[str, Any]) -> Cost:
-        """Restore a cost from JSON: the inverse of `dataclasses.asdict`.
-
-        Raises:
-            ArgumentError: a field is no such number, or not as many.
-            TypeError: a field is missing or not known.
-        """
-        known = {f.name: f.type for f in dataclasses.fields(cls)}
-        return cls(
-            **{
-                name: _READERS[str(known[name])](f"cost.{name}", value) if name in known else value
-                for name, value in fields.items()
-            }
-        )
-
-
-def _per_phase(name: str, value: Any) -> tuple[float, ...]:
-    found = listed(name, value, f"{len(PHASES)} numbers")
-    if len(found) != len(PHASES):
-        raise refused(name, value, f"{len(PHASES)} numbers")
-    return tuple(finite(name, one) for one in found)
-
-
-_READERS: Mapping[str, Callable[[str, Any], Any]] = {
-    "float": finite,
-    "float | None": functools.partial(optional, finite),
-    "int": functools.partial(integer, least=0),
-    "tuple[float, float, float]": _per_phase,
-}
-"""Reader of a field of a `Cost`, by its type."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from tfpar.spec.arguments import finite, integer, listed, refused
+from tfpar.spec.quantities import Amount, Count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,21 +32,21 @@ class StageShare:
         host_limit_bytes: that it may have there; None where that is not known.
     """
 
-    ranks: tuple[int, ...]
-    forward_s: float
-    backward_s: float
-    update_s: float
-    reduction_s: float
-    bubble: float
-    sent_bytes: float
-    in_flight: int
-    fixed_bytes: float
-    kept_bytes: float
-    peak_bytes: float
+    ranks: tuple[Count, ...]
+    forward_s: Amount
+    backward_s: Amount
+    update_s: Amount
+    reduction_s: Amount
+    bubble: Amount
+    sent_bytes: Amount
+    in_flight: Count
+    fixed_bytes: Amount
+    kept_bytes: Amount
+    peak_bytes: Amount
     peak_task: str
-    limit_bytes: float | None = None
-    host_bytes: float = 0.0
-    host_limit_bytes: float | None = None
+    limit_bytes: Amount | None = None
+    host_bytes: Amount = 0.0
+    host_limit_bytes: Amount | None = None
 
     @property
     def host_excess_bytes(self) -> float:
@@ -68,16 +67,6 @@ class StageShare:
             return 0.0
         return self.peak_bytes / self.limit_bytes if self.limit_bytes else math.inf
 
-    @classmethod
-    def of(cls, fields: Mapping[str, Any]) -> StageShare:
-        """Restore a stage's cost from JSON: the inverse of `dataclasses.asdict`.
-
-        Raises:
-            ArgumentError: a field is no such number.
-            TypeError: a field is missing or not known.
-        """
-        return cls(**_read("stages", cls, fields))
-
 
 @dataclasses.dataclass(frozen=True)
 class SchedulePrice:
@@ -91,40 +80,35 @@ class SchedulePrice:
     """
 
     name: str
-    seconds: float
-    memory_bytes: float
-    excess_bytes: float = 0.0
-
-    @classmethod
-    def of(cls, fields: Mapping[str, Any]) -> SchedulePrice:
-        """Restore it from JSON, as `StageShare.of` does."""
-        return cls(**_read("schedules", cls, fields))
+    seconds: Amount
+    memory_bytes: Amount
+    excess_bytes: Amount = 0.0
 
 
 class TaskTime(NamedTuple):
     """Span of a task of a simulated step: `2F0`, as `pipeline.tasks.Task` writes it."""
 
-    start_s: float
-    end_s: float
+    start_s: Amount
+    end_s: Amount
     task: str
 
 
 class SendTime(NamedTuple):
     """Span of a transfer to another stage of what a task has made."""
 
-    start_s: float
-    end_s: float
+    start_s: Amount
+    end_s: Amount
     task: str
-    target: int
-    num_bytes: float
+    target: Count
+    num_bytes: Amount
 
 
 class ReductionTime(NamedTuple):
     """Span in which the gradients of a stage are summed over its ranks."""
 
-    start_s: float
-    end_s: float
-    stage: int
+    start_s: Amount
+    end_s: Amount
+    stage: Count
 
 
 LIST = "list"
@@ -144,8 +128,8 @@ class StagedCost:
         tasks, sends, reductions: when each runs in the simulated step, by their starts.
     """
 
-    seconds: float
-    bubble: float
+    seconds: Amount
+    bubble: Amount
     stages: tuple[StageShare, ...]
     schedules: tuple[SchedulePrice, ...] = ()
     tasks: tuple[TaskTime, ...] = dataclasses.field(default=(), compare=False, repr=False)
@@ -163,67 +147,3 @@ class StagedCost:
         """Whether each stage fits into the memory of its own devices and their hosts, as far as
         that is known."""
         return all(s.excess_bytes <= 0 and not s.host_excess_bytes for s in self.stages)
-
-    @classmethod
-    def of(cls, fields: Mapping[str, Any]) -> StagedCost:
-        """Restore it from JSON: the inverse of `dataclasses.asdict`.
-
-        Raises:
-            ArgumentError: a field is no such number.
-            TypeError: a field is missing or not known.
-        """
-        return cls(**_read("staged", cls, fields))
-
-
-def _read(what: str, cls: type, fields: Mapping[str, Any]) -> dict[str, Any]:
-    if not isinstance(fields, Mapping):
-        raise refused(what, fields, "an object with fields")
-    known = {f.name: str(f.type) for f in dataclasses.fields(cls)}
-    return {
-        name: _READERS[known[name]](f"{what}.{name}", value) if name in known else value
-        for name, value in fields.items()
-    }
-
-
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise refused(name, value, "text")
-    return value
-
-
-def _row(name: str, value: Any, *readers: Callable[[str, Any], Any]) -> list[Any]:
-    """The fields of one row of a list, each by its reader."""
-    found = listed(name, value, f"a list of {len(readers)}")
-    if len(found) != len(readers):
-        raise refused(name, value, f"a list of {len(readers)}")
-    return [read(name, one) for read, one in zip(readers, found, strict=True)]
-
-
-_READERS: Mapping[str, Callable[[str, Any], Any]] = {
-    "float": finite,
-    "float | None": lambda name, value: None if value is None else finite(name, value),
-    "int": integer,
-    "str": _text,
-    "tuple[int, ...]": lambda name, value: tuple(
-        integer(name, one) for one in listed(name, value, "a list of ranks")
-    ),
-    "tuple[StageShare, ...]": lambda name, value: tuple(
-        StageShare.of(one) for one in listed(name, value, "a list of stages")
-    ),
-    "tuple[SchedulePrice, ...]": lambda name, value: tuple(
-        SchedulePrice.of(one) for one in listed(name, value, "a list of schedules")
-    ),
-    "tuple[TaskTime, ...]": lambda name, value: tuple(
-        TaskTime(*_row(name, one, finite, finite, _text))
-        for one in listed(name, value, "a list of tasks")
-    ),
-    "tuple[SendTime, ...]": lambda name, value: tuple(
-        SendTime(*_row(name, one, finite, finite, _text, integer, finite))
-        for one in listed(name, value, "a list of what is sent")
-    ),
-    "tuple[ReductionTime, ...]": lambda name, value: tuple(
-        ReductionTime(*_row(name, one, finite, finite, integer))
-        for one in listed(name, value, "a list of sums")
-    ),
-}
-"""Reader of a field, by its type."""

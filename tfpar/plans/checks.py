@@ -3,6 +3,7 @@ has. Whether it fits a model is checked where it meets one (`Plan.fitted`)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -57,6 +58,11 @@ def check_plan(plan: Plan) -> None:
         _check_stages(plan, plan.stages)
     _check_names(plan, plan.offloaded.slots, "offloads slots of variables")
     for name, variable in plan.variables.items():
+        if math.prod(variable.shape) >= 2**60:
+            raise PlanError(
+                f"The plan's variable {name!r} of shape {arguments.shown(variable.shape)} is "
+                f"larger than any that can be stored."
+            )
         if variable.spec is not None:
             _check_spec(f"variable {name!r}", variable.spec, variable.shape, plan.mesh)
         if variable.slots is not None:

@@ -23,7 +23,6 @@ from tfpar.pipeline.statistics import BatchStatisticsOf
 from tfpar.plans.attempts import MemoryAttempt
 from tfpar.plans.checks import check_plan
 from tfpar.plans.difference import difference
-from tfpar.plans.files import write_whole
 from tfpar.plans.fitting import fitted
 from tfpar.plans.offload import Offloaded
 from tfpar.plans.priced import PricedPlan
@@ -44,6 +43,7 @@ from tfpar.spec import (
     apportioned,
     arguments,
 )
+from tfpar.writable import write_whole
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -383,7 +383,7 @@ class Plan:
         """
         text = _views().page(self, self._known(partitioned))
         if path is not None:
-            write_whole("report", arguments.path("path", path), text)
+            write_whole("report file", arguments.path("path", path), text, PlanError)
         return text
 
     def explain(self, name: str, partitioned: PartitionedGraph | None = None) -> str:
@@ -455,7 +455,7 @@ class Plan:
         told = self
         if self.partitioned is not None:
             told = dataclasses.replace(self, report=self.report_data())
-        write_whole("plan", path, told.to_json())
+        write_whole("plan file", path, told.to_json(), PlanError)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tfpar.spec.quantities import Amount
+
 
 class PricedPlan(NamedTuple):
     """Another plan, as far as it is remembered.
@@ -15,5 +17,5 @@ class PricedPlan(NamedTuple):
     """
 
     name: str
-    seconds: float
-    memory_bytes: float | None = None
+    seconds: Amount
+    memory_bytes: Amount | None = None

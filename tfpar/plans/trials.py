@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from tfpar.spec.quantities import Amount
+
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
@@ -18,6 +20,6 @@ class Trial:
     """
 
     name: str
-    predicted_s: float | None
-    measured_s: float | None = None
+    predicted_s: Amount | None
+    measured_s: Amount | None = None
     reason: str = ""

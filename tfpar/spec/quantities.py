@@ -1,8 +1,21 @@
-"""Bytes and seconds as text, the same in errors, summaries and logs."""
+"""Amounts: as types that files are read by, and as text, the same in errors, summaries and logs."""
 
 from __future__ import annotations
 
 import math
+import sys
+from typing import Annotated
+
+import msgspec
+
+Amount = Annotated[
+    float, msgspec.Meta(ge=0, le=sys.float_info.max, description="a finite number, 0 or more")
+]
+"""Seconds, bytes and what else has no sign."""
+
+Count = Annotated[
+    int, msgspec.Meta(ge=0, le=2**63 - 1, description="a whole number, 0 or more, below 2^63")
+]
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 

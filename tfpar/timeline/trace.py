@@ -11,16 +11,14 @@ within another slice. The format: "Trace Event Format" of the Chromium project.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import heapq
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
-from tfpar.spec import TfparError
+from tfpar.writable import write_whole
 
 THREADS = ("steps", "tasks", "compute", "communication")
 """The threads of a process, in the order in which they are shown."""
@@ -98,15 +96,7 @@ class Trace:
         Raises:
             TfparError: it cannot be written.
         """
-        partial = f"{path}.{os.getpid()}.partial"
-        try:
-            with open(partial, "wb") as file:
-                file.write(msgspec.json.encode(self.to_builtins()))
-            os.replace(partial, path)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                os.remove(partial)
-            raise TfparError(f"Cannot write the timeline {path!r}: {error.strerror}.") from error
+        write_whole("timeline", path, msgspec.json.encode(self.to_builtins()))
 
 
 def _lanes(slices: Sequence[Slice]) -> dict[Slice, int]:

@@ -112,7 +112,8 @@ def difference(
     coarse: Sequence[np.ndarray] = (),
     tolerance: float = 0.0,
 ) -> Difference:
-    """Compare `mesh` with `plain`, given what `noisy` runs make of it.
+    """Compare `mesh` with `plain`, given what `noisy` runs make of it; what is no number, or has
+    another shape, has to be equal.
 
     Args:
         before: what it was before the step, of a variable: differences are then relative to its
@@ -123,6 +124,10 @@ def difference(
             what is left of it is judged by the size of `coarse` differences, not by its own.
         tolerance: what is always granted, of the size of the whole.
     """
+    if plain.dtype.kind in "SUO" or mesh.dtype.kind in "SUO" or plain.shape != mesh.shape:
+        far = 0.0 if plain.shape == mesh.shape and np.all(plain == mesh) else np.inf
+        return Difference(error=far, noise=0.0, excess=far)
+    noisy, coarse = ([r for r in runs if r.shape == plain.shape] for runs in (noisy, coarse))
     judged, is_mismatched = _judged_entries(plain, mesh, noisy, before)
     size = _finite(plain)
     change = size if before is None else _finite(_gap(plain, before))

@@ -25,20 +25,51 @@ _NOT_JUDGED = {
 }
 
 
+class _Compared:
+    """Something that was compared, in one way or several."""
+
+    name: str
+
+    @property
+    def differences(self) -> list[Difference]:
+        raise NotImplementedError
+
+    @property
+    def worst(self) -> Difference:
+        return max(self.differences, key=lambda d: d.rank)
+
+    @property
+    def error(self) -> float:
+        return self.worst.error
+
+    @property
+    def noise(self) -> float:
+        return self.worst.noise
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.worst.verdict
+
+    @property
+    def ok(self) -> bool:
+        """Whether it was judged, and agrees."""
+        return self.verdict.is_judged and self.verdict is not Verdict.DIFFERS
+
+
 @dataclasses.dataclass(frozen=True)
-class OutputReport:
+class OutputReport(_Compared):
     """The worst difference, over all steps, of something that the step returns."""
 
     name: str
     difference: Difference
 
     @property
-    def verdict(self) -> Verdict:
-        return self.difference.verdict
+    def differences(self) -> list[Difference]:
+        return [self.difference]
 
 
 @dataclasses.dataclass(frozen=True)
-class VariableReport:
+class VariableReport(_Compared):
     """The worst differences of one variable over all steps.
 
     Attributes:
@@ -56,24 +87,12 @@ class VariableReport:
         return [self.update, *([] if self.gradient is None else [self.gradient])]
 
     @property
-    def worst(self) -> Difference:
-        return max(self.differences, key=lambda d: d.rank)
-
-    @property
-    def verdict(self) -> Verdict:
-        return self.worst.verdict
-
-    @property
     def gradient_error(self) -> float | None:
         return None if self.gradient is None else self.gradient.error
 
     @property
     def update_error(self) -> float:
         return self.update.error
-
-    @property
-    def noise(self) -> float:
-        return self.worst.noise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +102,7 @@ class Verification:
     Printed, it is a table, worst first.
 
     Attributes:
-        losses: per step (one device, mesh).
+        losses: per step (one device, mesh), where it has one.
         outputs: what the step returns: the loss, metrics.
         variables: every variable of the model, its optimizers and metrics.
         random: op types of the step that draw new numbers each time they run, on one device too.
@@ -99,6 +118,11 @@ class Verification:
     skipped: list[int] = dataclasses.field(default_factory=list)
 
     @property
+    def differences(self) -> list[OutputReport | VariableReport]:
+        """All that was compared: `name`, `error`, `noise`, `verdict` and `ok` of each."""
+        return [*self.variables, *self.outputs]
+
+    @property
     def ok(self) -> bool:
         """Whether all was judged, and nothing differs by more than roundings explain."""
         return Verdict.DIFFERS not in self._verdicts() and not self.not_judged
@@ -106,10 +130,9 @@ class Verification:
     @property
     def not_judged(self) -> dict[str, Verdict]:
         """The outputs and variables of which nothing can be told, and why: noise, or not finite."""
-        found = {o.name: [o.difference] for o in self.outputs}
-        for v in self.variables:
-            found.setdefault(v.name, []).extend(v.differences)
-        verdicts = {name: [d.verdict for d in each] for name, each in found.items()}
+        verdicts: dict[str, list[Verdict]] = {}
+        for each in (*self.outputs, *self.variables):
+            verdicts.setdefault(each.name, []).extend(d.verdict for d in each.differences)
         return {
             name: max((v for v in each if not v.is_judged), key=lambda v: v.rank)
             for name, each in verdicts.items()
@@ -117,7 +140,7 @@ class Verification:
         }
 
     def _verdicts(self) -> set[Verdict]:
-        return {v.verdict for v in self.variables} | {o.verdict for o in self.outputs}
+        return {each.verdict for each in self.differences}
 
     def __bool__(self) -> bool:
         return self.ok
@@ -153,7 +176,8 @@ class Verification:
         )
         return "\n".join(
             [
-                *("losses", *losses, table, *_left_out(worst[_SHOWN:]), self._counts()),
+                *(["losses", *losses] if losses else []),
+                *(table, *_left_out(worst[_SHOWN:]), self._counts()),
                 *(*self.reasons, *self.notes),
             ]
         )
@@ -215,11 +239,9 @@ class Verification:
                 "keras.random with a SeedGenerator to compare."
             )
         if Verdict.DIFFERS in verdicts:
-            found = [(v.worst.rank, v.name) for v in self.variables]
-            found += [(o.difference.rank, o.name) for o in self.outputs]
+            _, largest = max((each.worst.rank, each.name) for each in self.differences)
             told.append(
-                f"Unexplained difference, largest at {max(found)[1]}: please report it with the "
-                f"model."
+                f"Unexplained difference, largest at {largest}: please report it with the model."
             )
         return told
 
@@ -238,9 +260,8 @@ class Verification:
 
     def _coarsest(self) -> tuple[float, str]:
         """The largest resolution of what is put down to rounding, and the name of that."""
-        found = [(o.name, o.difference) for o in self.outputs]
-        found += [(v.name, d) for v in self.variables for d in v.differences]
-        return max((d.resolution, n) for n, d in found if d.verdict is Verdict.ROUNDING)
+        found = [(d, each.name) for each in self.differences for d in each.differences]
+        return max((d.resolution, name) for d, name in found if d.verdict is Verdict.ROUNDING)
 
     def _counts(self) -> str:
         verdicts = [v.verdict for v in self.variables]

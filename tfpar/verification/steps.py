@@ -32,8 +32,12 @@ class Outcome:
     after: Values
 
     @property
-    def loss(self) -> float:
-        return float(self.logs["loss"] if "loss" in self.logs else next(iter(self.logs.values())))
+    def loss(self) -> float | None:
+        """`loss`, or the first of what it returned; None where that is no single number."""
+        found = self.logs.get("loss", next(iter(self.logs.values()), None))
+        if found is None or found.ndim or found.dtype.kind in "SUO":
+            return None
+        return float(found)
 
     @property
     def is_skipped(self) -> bool:
@@ -52,7 +56,7 @@ class TakenStep:
     @property
     def can_be_repeated(self) -> bool:
         """Whether a smaller loss scale may make its gradients finite, as the loss is."""
-        return self.mesh.is_skipped and math.isfinite(self.mesh.loss)
+        return self.mesh.is_skipped and math.isfinite(self.mesh.loss or 0.0)
 
 
 @dataclasses.dataclass
@@ -60,11 +64,12 @@ class ComparedStep:
     """The differences of one step, by name.
 
     Attributes:
+        losses: None where it has none.
         is_skipped: neither side has finite gradients, so that only what else there is was compared.
             Which entries overflow may hang on the order of a sum.
     """
 
-    losses: tuple[float, float]
+    losses: tuple[float, float] | None
     is_skipped: bool
     logs: dict[str, Difference]
     gradients: dict[str, Difference]
@@ -76,7 +81,13 @@ class ComparedStep:
 
 
 class OneDevice(Protocol):
-    """Takes steps again: plainly, with noise, and with much more of it."""
+    """Takes steps again: plainly, with noise, and with much more of it.
+
+    Attributes:
+        tolerance: what is always granted, of the size of the whole.
+    """
+
+    tolerance: float
 
     def plain(self, taken: TakenStep) -> Outcome: ...
     def noisy(self, taken: TakenStep, runs: int) -> list[Outcome]: ...
@@ -90,7 +101,7 @@ def compare_step(device: OneDevice, taken: TakenStep, compression: str | None) -
         compression: the dtype in which gradients are added up over ranks, if not in their own.
     """
     plain, noisy = device.plain(taken), device.noisy(taken, NOISE_RUNS)
-    compare = functools.partial(_compare, taken, plain, compression)
+    compare = functools.partial(_compare, taken, plain, compression, device.tolerance)
     compared = compare(noisy)
     if compared.has(Verdict.DIFFERS):
         noisy += device.noisy(taken, MORE_NOISE_RUNS)
@@ -104,30 +115,33 @@ def _compare(
     taken: TakenStep,
     plain: Outcome,
     compression: str | None,
+    tolerance: float,
     noisy: Sequence[Outcome],
     coarse: Sequence[Outcome] = (),
 ) -> ComparedStep:
     mesh, before = taken.mesh, taken.before
     is_skipped = mesh.is_skipped and plain.is_skipped
     epsilon = None if compression is None else float(ml_dtypes.finfo(compression).eps)
+    judge = functools.partial(difference, tolerance=tolerance)
 
     def gradient(name: str, value: np.ndarray) -> Difference:
         other = mesh.gradients[name]
         if is_skipped and not (_is_finite(value) and _is_finite(other)):
             return Difference(0.0, math.inf, 0.0, math.inf, value.size)
         runs, widely = ([o.gradients[name] for o in some] for some in (noisy, coarse))
-        return difference(value, other, runs, epsilon=epsilon, coarse=widely)
+        return judge(value, other, runs, epsilon=epsilon, coarse=widely)
 
     def log(name: str, value: np.ndarray) -> Difference:
         runs, widely = ([o.logs[name] for o in some] for some in (noisy, coarse))
-        return difference(value, mesh.logs[name], runs, coarse=widely)
+        return judge(value, mesh.logs[name], runs, coarse=widely)
 
     def update(name: str, value: np.ndarray) -> Difference:
         runs, widely = ([o.after[name] for o in some] for some in (noisy, coarse))
-        return difference(value, mesh.after[name], runs, before=before[name], coarse=widely)
+        return judge(value, mesh.after[name], runs, before=before[name], coarse=widely)
 
+    losses = None if plain.loss is None or mesh.loss is None else (plain.loss, mesh.loss)
     return ComparedStep(
-        (plain.loss, mesh.loss),
+        losses,
         is_skipped,
         {name: log(name, value) for name, value in plain.logs.items()},
         {name: gradient(name, value) for name, value in plain.gradients.items()},
@@ -158,7 +172,7 @@ def build_verification(
         for name, update in worst("updates").items()
     ]
     return Verification(
-        [step.losses for step in compared],
+        [step.losses for step in compared if step.losses],
         [OutputReport(name, found) for name, found in worst("logs").items()],
         variables,
         random,

@@ -23,13 +23,14 @@ from tfpar.ir.passes.copy import copy_graph
 from tfpar.ir.roles import FORWARD, Roles
 from tfpar.pipeline.generators import generate
 from tfpar.plans import Offloaded, Plan
+from tfpar.readable import FieldError, convert
 from tfpar.rewrite.batch_statistics import statistics_of
 from tfpar.rewrite.local_graph import build_local_program
 from tfpar.rewrite.rounds import rounds_of
 from tfpar.rewrite.within_rank import Repetition
 from tfpar.search.price import price_plan
 from tfpar.search.recompute import Blocks
-from tfpar.spec import ArgumentError, ScheduleError, TfparError, UnevenMesh
+from tfpar.spec import ScheduleError, TfparError, UnevenMesh
 
 MODELS = ["gpt", "t5_3_layers", "unet"]
 MEMORY = {"unet": 0.04, "t5_3_layers": 0.08}
@@ -335,7 +336,7 @@ def test_what_it_comes_to():
     for share in found.stages:
         least = share.fixed_bytes + share.in_flight * share.kept_bytes
         assert share.peak_bytes >= least and share.peak_task
-    assert StagedCost.of(json.loads(json.dumps(dataclasses.asdict(found)))) == found
+    assert convert(json.loads(json.dumps(dataclasses.asdict(found))), StagedCost) == found
 
 
 def test_memory_is_told_of_the_stage_that_holds_most_of_what_it_may():
@@ -381,7 +382,7 @@ def test_what_stages_have_in_host_memory_is_checked_against_what_there_is():
         _, found = prices(away, staged, machines().with_host_memory(room))
         assert found.fits == fits, room
         assert found.stages[0].host_limit_bytes == room / machines().nodes[0].size
-        assert StagedCost.of(json.loads(json.dumps(dataclasses.asdict(found)))) == found
+        assert convert(json.loads(json.dumps(dataclasses.asdict(found))), StagedCost) == found
 
 
 @pytest.mark.slow
@@ -415,12 +416,12 @@ def test_a_staged_cost_that_is_none():
     staged, schedule = Staged.of("gpt", 2), generate("1f1b", 2, 4)
     _, found = priced_in_stages(staged.step, staged.stage, schedule, machines())
     fields = dataclasses.asdict(found)
-    with pytest.raises(ArgumentError, match=r"staged.bubble is 'much'"):
-        StagedCost.of({**fields, "bubble": "much"})
-    with pytest.raises(ArgumentError, match=r"stages.peak_task is 3; it must be text"):
-        StagedCost.of({**fields, "stages": [{**fields["stages"][0], "peak_task": 3}]})
-    with pytest.raises(TypeError):
-        StagedCost.of({"seconds": 1.0})
+    with pytest.raises(FieldError, match="bubble is 'much'; it must be a finite number"):
+        convert({**fields, "bubble": "much"}, StagedCost)
+    with pytest.raises(FieldError, match=r"stages\[0\].peak_task is 3; it must be a string"):
+        convert({**fields, "stages": [{**fields["stages"][0], "peak_task": 3}]}, StagedCost)
+    with pytest.raises(FieldError, match="bubble is missing"):
+        convert({"seconds": 1.0}, StagedCost)
 
 
 def test_fewer_ranks_than_stages_have():

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from tfpar.readable import UnreadableError, convert
 from tfpar.report.data.schema.compared import Candidate, WhatIf
 from tfpar.report.data.schema.pipeline import Pipeline
 from tfpar.report.data.schema.plan import Cost, Facts, Machines
@@ -91,6 +92,6 @@ def read_report(data: Any, source: str) -> Report:
             f"{VERSION}. Make the plan again with this tfpar, or use the one that made it."
         )
     try:
-        return msgspec.convert(data, Report)
-    except msgspec.ValidationError as error:
-        raise PlanError(f"The report of {source} is malformed: {error}") from error
+        return convert(data, Report, lax=True)
+    except UnreadableError as error:
+        raise PlanError(f"The report of {source} is malformed: {error}.") from error

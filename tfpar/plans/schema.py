@@ -1,0 +1,238 @@
+"""Schema of plan files: the keys in their order, and how each becomes a part of a plan.
+
+Keys with a default came later: older files lack them.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from tfpar.cluster.files import cluster_of, describe
+from tfpar.cost.cost import Cost
+from tfpar.cost.staged import StagedCost
+from tfpar.pipeline import Schedule
+from tfpar.pipeline.statistics import BatchStatisticsOf
+from tfpar.plans.offload import Offloaded
+from tfpar.plans.priced import PricedPlan
+from tfpar.plans.rivals import Rival
+from tfpar.plans.stages import PlannedStages
+from tfpar.plans.trials import Trial
+from tfpar.plans.variables import Alternative, PlannedVariable
+from tfpar.propagation.partitioned import OpPlan
+from tfpar.spec import Mesh, Spec, TfparError, format_spec, parse_spec
+from tfpar.spec.arguments import shown
+from tfpar.spec.quantities import Amount, Count
+
+if TYPE_CHECKING:
+    from tfpar.plans.plan import Plan
+
+FORMAT, VERSION = "tfpar plan", 2
+
+Whole = Annotated[int, msgspec.Meta(ge=1 - 2**63, le=2**63 - 1, description="a whole number")]
+AboveZero = Annotated[
+    float, msgspec.Meta(gt=0, le=sys.float_info.max, description="a finite number above 0")
+]
+
+
+class SpecText:
+    """A spec, which files have as text: `S(0),R`."""
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+
+
+def read_custom(kind: Any, value: Any) -> SpecText:
+    if not isinstance(value, str):
+        raise ValueError(f"is {shown(value)}; it must be a spec, such as 'S(0),R'")
+    try:
+        return SpecText(parse_spec(value))
+    except TfparError as error:
+        raise ValueError(f"is {shown(value)}: {error}".removesuffix(".")) from None
+
+
+def write_custom(value: Any) -> Any:
+    """Specs as text, and numbers of numpy as Python's."""
+    return format_spec(value.spec) if isinstance(value, SpecText) else value.item()
+
+
+def _text_of(spec: Spec | None) -> SpecText | None:
+    return None if spec is None else SpecText(spec)
+
+
+def _spec_of(text: SpecText | None) -> Spec | None:
+    return None if text is None else text.spec
+
+
+class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An object of a plan file."""
+
+
+class AlternativeEntry(NamedTuple):
+    """An `Alternative`; without seconds no such plan is valid."""
+
+    spec: SpecText
+    seconds: Amount | None
+    layout: str
+
+
+class VariableEntry(_Part, frozen=True, omit_defaults=True):
+    """A `PlannedVariable`."""
+
+    shape: tuple[Count, ...]
+    dtype: str
+    trainable: bool
+    spec: SpecText | None
+    why: str
+    alternatives: tuple[AlternativeEntry, ...]
+    slots: SpecText | None = None
+
+    @classmethod
+    def of(cls, variable: PlannedVariable) -> VariableEntry:
+        specs = {name: _text_of(getattr(variable, name)) for name in ("spec", "slots")}
+        alternatives = tuple(
+            AlternativeEntry(
+                SpecText(a.spec), None if math.isinf(a.seconds) else a.seconds, a.layout
+            )
+            for a in variable.alternatives
+        )
+        return cls(**{**vars(variable), **specs, "alternatives": alternatives})
+
+    def read(self) -> PlannedVariable:
+        specs = {name: _spec_of(getattr(self, name)) for name in ("spec", "slots")}
+        alternatives = tuple(
+            Alternative(a.spec.spec, math.inf if a.seconds is None else a.seconds, a.layout)
+            for a in self.alternatives
+        )
+        fields = {**msgspec.structs.asdict(self), **specs, "alternatives": alternatives}
+        return PlannedVariable(**fields)
+
+
+class OpEntry(_Part, frozen=True, omit_defaults=True, rename={"reads": "in", "makes": "out"}):
+    """An `OpPlan`; what it makes is kept so, unless it is said how."""
+
+    reads: tuple[SpecText, ...]
+    makes: tuple[SpecText, ...]
+    kept: tuple[SpecText, ...] | None = None
+
+    @classmethod
+    def of(cls, op: OpPlan) -> OpEntry:
+        reads, makes, kept = (
+            tuple(map(SpecText, specs)) for specs in (op.in_specs, op.made, op.kept)
+        )
+        return cls(reads, makes, None if op.kept == op.made else kept)
+
+    def read(self) -> OpPlan:
+        kept = self.makes if self.kept is None else self.kept
+        return OpPlan(*(tuple(t.spec for t in texts) for texts in (self.reads, self.makes, kept)))
+
+
+class StagesEntry(_Part, frozen=True):
+    """`PlannedStages`; scopes stay in the order of the graph."""
+
+    schedule: tuple[str, ...]
+    recompute: bool
+    scopes: dict[str, Whole]
+    owners: dict[str, Whole]
+    cost: StagedCost | None = None
+    ranks: tuple[Count, ...] = ()
+
+    @classmethod
+    def of(cls, stages: PlannedStages) -> StagesEntry:
+        return cls(
+            tuple(str(stages.schedule).splitlines()),
+            stages.recompute,
+            dict(stages.scopes),
+            dict(sorted(stages.owners.items())),
+            stages.cost,
+            stages.ranks,
+        )
+
+    def read(self) -> PlannedStages:
+        schedule = Schedule.parse("\n".join(self.schedule))
+        return PlannedStages(
+            schedule, self.scopes, self.recompute, self.owners, self.cost, self.ranks
+        )
+
+
+class RivalEntry(_Part, frozen=True):
+    """A `Rival`."""
+
+    name: str
+    cost: Cost | None
+    reason: str
+    links: AboveZero | None = None
+
+
+class PlanFile(_Part, frozen=True, kw_only=True, rename={"tfpar_version": "tfpar"}):
+    """A plan as its file has it; most of it is so in the plan, too."""
+
+    format: str
+    version: int
+    tfpar_version: str
+    mesh: tuple[tuple[str, Whole], ...]
+    batch_axes: tuple[str, ...]
+    fingerprint: str
+    planner: str
+    cluster: dict[str, Any] | None
+    cluster_fingerprint: str | None = None
+    cost: Cost | None
+    shares: dict[str, tuple[Count, ...]] = {}
+    chunks: Whole = 1
+    microbatches: Whole = 1
+    batch_statistics: BatchStatisticsOf = "exact"
+    stages: StagesEntry | None = None
+    cut_short: bool = False
+    passed_over: tuple[AboveZero, Count] | None = None
+    rivals: tuple[RivalEntry, ...] = ()
+    trials: tuple[Trial, ...] = ()
+    layouts: tuple[PricedPlan, ...]
+    baselines: tuple[PricedPlan, ...] = ()
+    constraints: tuple[str, ...]
+    recompute: tuple[str, ...] = ()
+    offloaded: Offloaded = Offloaded()
+    variables: dict[str, VariableEntry]
+    tensors: dict[str, SpecText]
+    ops: dict[str, OpEntry] = {}
+    report: dict[str, Any] | UnsetType | None = UNSET
+
+    @classmethod
+    def of(cls, plan: Plan) -> PlanFile:
+        cluster, stages = plan.cluster, plan.stages
+        changed: dict[str, Any] = {
+            "format": FORMAT,
+            "version": VERSION,
+            "mesh": tuple(zip(plan.mesh.axis_names, plan.mesh.shape, strict=True)),
+            "cluster": cluster and describe(cluster),
+            "cluster_fingerprint": cluster and cluster.fingerprint(),
+            "stages": stages and StagesEntry.of(stages),
+            "rivals": tuple(RivalEntry(r.name, r.cost, r.reason, r.links) for r in plan.rivals),
+            "variables": {name: VariableEntry.of(v) for name, v in sorted(plan.variables.items())},
+            "tensors": {name: SpecText(spec) for name, spec in sorted(plan.tensors.items())},
+            "ops": {name: OpEntry.of(op) for name, op in sorted(plan.ops.items())},
+            "report": UNSET if plan.report is None else plan.report,
+        }
+        names = [name for name in cls.__struct_fields__ if name not in changed]
+        return cls(**changed, **{name: getattr(plan, name) for name in names})
+
+    def read(self) -> dict[str, Any]:
+        """The fields of the plan."""
+        fields = msgspec.structs.asdict(self)
+        for name in ("format", "version", "cluster_fingerprint"):
+            del fields[name]
+        names, sizes = zip(*self.mesh, strict=True) if self.mesh else ((), ())
+        changed = {
+            "mesh": Mesh(names, sizes),
+            "cluster": self.cluster and cluster_of(self.cluster, "the plan's cluster"),
+            "stages": self.stages and self.stages.read(),
+            "rivals": tuple(Rival(r.name, r.cost, r.reason, r.links) for r in self.rivals),
+            "variables": {name: entry.read() for name, entry in self.variables.items()},
+            "tensors": {name: text.spec for name, text in self.tensors.items()},
+            "ops": {name: entry.read() for name, entry in self.ops.items()},
+            "report": None if self.report is UNSET else self.report,
+        }
+        return {**fields, **changed}

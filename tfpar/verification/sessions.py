@@ -1,0 +1,71 @@
+"""Steps of a graph, taken again on one device: in `tf.compat.v1.Session`s.
+
+The sums of a graph as it comes cannot be moved. In their place the values of its variables are, by
+more roundings, and what is below `MOVED_TOLERANCE` is granted.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Sequence
+
+import ml_dtypes
+import numpy as np
+import tensorflow as tf
+
+from tfpar.verification.noise import COARSE_ROUNDINGS, MOVED_ROUNDINGS, MOVED_TOLERANCE
+from tfpar.verification.steps import Outcome, TakenStep, Values
+
+
+class SessionDevice:
+    """Takes all steps in one Session, since ops that draw numbers go on where they stood; each from
+    the values that the mesh had before it.
+
+    Args:
+        run: takes a step from each of the given values, in a new Session.
+    """
+
+    tolerance = MOVED_TOLERANCE
+
+    def __init__(
+        self, taken: Sequence[TakenStep], run: Callable[[Sequence[Values]], list[Outcome]]
+    ) -> None:
+        self._taken, self._run = taken, run
+        self._outcomes: dict[tuple[float, int], list[Outcome]] = {}
+        self._used: collections.Counter[tuple[float, int]] = collections.Counter()
+
+    def plain(self, taken: TakenStep) -> Outcome:
+        return self._more(taken, 1, 0.0)[0]
+
+    def noisy(self, taken: TakenStep, runs: int) -> list[Outcome]:
+        return self._more(taken, runs, MOVED_ROUNDINGS)
+
+    def coarse(self, taken: TakenStep, runs: int) -> list[Outcome]:
+        return self._more(taken, runs, COARSE_ROUNDINGS * MOVED_ROUNDINGS)
+
+    def _more(self, taken: TakenStep, runs: int, roundings: float) -> list[Outcome]:
+        """What the step gives in so many Sessions that it has not been asked of yet."""
+        step = next(i for i, each in enumerate(self._taken) if each is taken)
+        first = self._used[roundings, step]
+        self._used[roundings, step] += runs
+        return [self._all_steps(roundings, seed)[step] for seed in range(first, first + runs)]
+
+    def _all_steps(self, roundings: float, seed: int) -> list[Outcome]:
+        key = roundings, seed
+        if key not in self._outcomes:
+            rng = np.random.default_rng((int(roundings), seed))
+            moved = [_moved(taken.before, roundings, rng) for taken in self._taken]
+            self._outcomes[key] = self._run(moved)
+        return self._outcomes[key]
+
+
+def _moved(values: Values, roundings: float, rng: np.random.Generator) -> Values:
+    """The values, each float moved by some roundings."""
+
+    def move(value: np.ndarray) -> np.ndarray:
+        if not roundings or not tf.as_dtype(value.dtype).is_floating:
+            return value
+        noise = rng.standard_normal(value.shape) * float(ml_dtypes.finfo(value.dtype).eps)
+        return np.asarray(value.astype("float64") * (1 + roundings * noise)).astype(value.dtype)
+
+    return {name: move(value) for name, value in values.items()}
