@@ -11,6 +11,7 @@ from tfpar.cluster.description import Cluster
 from tfpar.cost.cost import Cost
 from tfpar.ir.model_layers import ModelLayer
 from tfpar.pipeline.statistics import BATCH_STATISTICS
+from tfpar.plans.attempts import MemoryAttempt
 from tfpar.plans.difference import some_of
 from tfpar.plans.offload import Offloaded
 from tfpar.plans.priced import PricedPlan
@@ -79,6 +80,7 @@ def check_plan(plan: Plan) -> None:
 _LISTS: dict[str, type] = {
     **dict.fromkeys(("batch_axes", "constraints", "recompute"), str),
     **{"layouts": PricedPlan, "baselines": PricedPlan, "rivals": Rival, "trials": Trial},
+    "attempts": MemoryAttempt,
     "layers": ModelLayer,
 }
 _MAPPINGS = {"variables": PlannedVariable, "tensors": tuple, "ops": OpPlan, "shares": tuple}

@@ -17,6 +17,7 @@ from tfpar.cost.cost import Cost
 from tfpar.cost.staged import StagedCost
 from tfpar.pipeline import Schedule
 from tfpar.pipeline.statistics import BatchStatisticsOf
+from tfpar.plans.attempts import MemoryAttempt
 from tfpar.plans.offload import Offloaded
 from tfpar.plans.priced import PricedPlan
 from tfpar.plans.rivals import Rival
@@ -187,6 +188,7 @@ class PlanFile(_Part, frozen=True, kw_only=True, rename={"tfpar_version": "tfpar
     batch_statistics: BatchStatisticsOf = "exact"
     stages: StagesEntry | None = None
     cut_short: bool = False
+    attempts: tuple[MemoryAttempt, ...] | UnsetType = UNSET
     passed_over: tuple[AboveZero, Count] | None = None
     rivals: tuple[RivalEntry, ...] = ()
     trials: tuple[Trial, ...] = ()
@@ -214,6 +216,7 @@ class PlanFile(_Part, frozen=True, kw_only=True, rename={"tfpar_version": "tfpar
             "variables": {name: VariableEntry.of(v) for name, v in sorted(plan.variables.items())},
             "tensors": {name: SpecText(spec) for name, spec in sorted(plan.tensors.items())},
             "ops": {name: OpEntry.of(op) for name, op in sorted(plan.ops.items())},
+            "attempts": plan.attempts or UNSET,
             "report": UNSET if plan.report is None else plan.report,
         }
         names = [name for name in cls.__struct_fields__ if name not in changed]
@@ -233,6 +236,7 @@ class PlanFile(_Part, frozen=True, kw_only=True, rename={"tfpar_version": "tfpar
             "variables": {name: entry.read() for name, entry in self.variables.items()},
             "tensors": {name: text.spec for name, text in self.tensors.items()},
             "ops": {name: entry.read() for name, entry in self.ops.items()},
+            "attempts": () if self.attempts is UNSET else self.attempts,
             "report": None if self.report is UNSET else self.report,
         }
         return {**fields, **changed}

@@ -59,7 +59,17 @@ def fields_of(text: str, source: str) -> dict[str, Any]:
 # --- writing ---------------------------------------------------------------------------
 
 _BY_LINE = frozenset(
-    ("rivals", "trials", "layouts", "baselines", "constraints", "variables", "tensors", "ops")
+    (
+        "attempts",
+        "rivals",
+        "trials",
+        "layouts",
+        "baselines",
+        "constraints",
+        "variables",
+        "tensors",
+        "ops",
+    )
 )
 """The fields that have a line for each entry."""
 

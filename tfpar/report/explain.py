@@ -27,7 +27,8 @@ def explain(report: Report, name: str) -> str:
         PlanError: the plan has no such variable or layer, or several; names them, or the nearest.
     """
     found = _find(report, name)
-    return _variable(report, found) if isinstance(found, Variable) else _layer(report, found)
+    text = _variable(report, found) if isinstance(found, Variable) else _layer(report, found)
+    return "\n".join([text, *_memory_moves(report)])
 
 
 def explained(report: Report, name: str) -> dict[str, Any]:
@@ -80,6 +81,17 @@ def _several(what: str, name: str, found: Sequence[str]) -> str:
         f"The plan has several {what} {name!r}, {len(found)} in all: {alike_names(found)}. Give "
         f"more of the path."
     )
+
+
+def _memory_moves(report: Report) -> list[str]:
+    """What was tried to make the plan fit into memory, in order."""
+    moves = [candidate for candidate in report.candidates if candidate.kind == "move"]
+    lines = ["  Tried to make the plan fit into memory:"] if moves else []
+    for move in moves:
+        stored = "" if move.memory_bytes is None else format_bytes(move.memory_bytes)
+        fits = "fits" if move.fits else "does not fit"
+        lines.append(f"    {move.name}: {format_seconds(move.seconds or 0.0)}, {stored}, {fits}")
+    return lines
 
 
 # --- one variable -------------------------------------------------------------------

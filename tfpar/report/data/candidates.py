@@ -41,6 +41,9 @@ def candidates_of(plan: Plan) -> Iterator[Candidate]:
             () if cost is None else parts_of(cost, step_s),
             measured.get(rival.name),
         )
+    for move, seconds, memory, does_fit in plan.attempts:
+        lost = _why(plan.cost.seconds, seconds, memory, math.inf if does_fit else 0.0)
+        yield Candidate(move, "move", seconds, memory, does_fit, lost)
     for name, seconds, memory in plan.baselines:
         known = None if memory is None else memory <= limit
         yield Candidate(name, "baseline", seconds, memory, known)

@@ -14,7 +14,8 @@ class Candidate:
 
     Attributes:
         kind: `plan`: this one; `layout`: the best on another mesh; `pipeline`: another number of
-            stages; `baseline`: `one device` or `data parallel`; `trial`: it was run.
+            stages; `move`: what a move made of a plan that did not fit into memory; `baseline`:
+            `one device` or `data parallel`; `trial`: it was run.
         seconds, memory_bytes: None where they are not known.
         why: it was not taken; empty for the plan, and for baselines.
         parts: of its time, where they are known.
@@ -22,7 +23,7 @@ class Candidate:
     """
 
     name: str
-    kind: Literal["plan", "layout", "pipeline", "baseline", "trial"]
+    kind: Literal["plan", "layout", "pipeline", "move", "baseline", "trial"]
     seconds: float | None
     memory_bytes: float | None
     fits: bool | None

@@ -5,6 +5,7 @@ const CANDIDATE_KINDS = {
   plan: "chosen",
   layout: "another mesh",
   pipeline: "other stages",
+  move: "tried to fit",
   baseline: "baseline",
   trial: "was run",
 };
