@@ -40,7 +40,7 @@ AboveZero = Annotated[
 
 
 class SpecText:
-    """A spec, which files have as text: `S(0),R`."""
+    """A spec that was read; files have it as text: `S(0),R`."""
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
@@ -55,13 +55,9 @@ def read_custom(kind: Any, value: Any) -> SpecText:
         raise ValueError(f"is {shown(value)}: {error}".removesuffix(".")) from None
 
 
-def write_custom(value: Any) -> Any:
-    """Specs as text, and numbers of numpy as Python's."""
-    return format_spec(value.spec) if isinstance(value, SpecText) else value.item()
-
-
-def _text_of(spec: Spec | None) -> SpecText | None:
-    return None if spec is None else SpecText(spec)
+def _text_of(spec: Spec | None) -> Any:
+    """What is written in the place of a `SpecText`."""
+    return None if spec is None else format_spec(spec)
 
 
 def _spec_of(text: SpecText | None) -> Spec | None:
@@ -96,7 +92,7 @@ class VariableEntry(_Part, frozen=True, omit_defaults=True):
         specs = {name: _text_of(getattr(variable, name)) for name in ("spec", "slots")}
         alternatives = tuple(
             AlternativeEntry(
-                SpecText(a.spec), None if math.isinf(a.seconds) else a.seconds, a.layout
+                _text_of(a.spec), None if math.isinf(a.seconds) else a.seconds, a.layout
             )
             for a in variable.alternatives
         )
@@ -122,7 +118,7 @@ class OpEntry(_Part, frozen=True, omit_defaults=True, rename={"reads": "in", "ma
     @classmethod
     def of(cls, op: OpPlan) -> OpEntry:
         reads, makes, kept = (
-            tuple(map(SpecText, specs)) for specs in (op.in_specs, op.made, op.kept)
+            tuple(map(_text_of, specs)) for specs in (op.in_specs, op.made, op.kept)
         )
         return cls(reads, makes, None if op.kept == op.made else kept)
 
@@ -212,7 +208,7 @@ class PlanFile(_Part, frozen=True, kw_only=True, rename={"tfpar_version": "tfpar
             "stages": stages and StagesEntry.of(stages),
             "rivals": tuple(RivalEntry(r.name, r.cost, r.reason, r.links) for r in plan.rivals),
             "variables": {name: VariableEntry.of(v) for name, v in sorted(plan.variables.items())},
-            "tensors": {name: SpecText(spec) for name, spec in sorted(plan.tensors.items())},
+            "tensors": {name: format_spec(spec) for name, spec in sorted(plan.tensors.items())},
             "ops": {name: OpEntry.of(op) for name, op in sorted(plan.ops.items())},
             "report": UNSET if plan.report is None else plan.report,
         }
