@@ -55,12 +55,12 @@ def read_custom(kind: Any, value: Any) -> SpecText:
         raise ValueError(f"is {shown(value)}: {error}".removesuffix(".")) from None
 
 
-def _text_of(spec: Spec | None) -> Any:
-    """What is written in the place of a `SpecText`."""
+def _write_spec(spec: Spec | None) -> Any:
+    """The text of a spec, which is written in place of a `SpecText`."""
     return None if spec is None else format_spec(spec)
 
 
-def _spec_of(text: SpecText | None) -> Spec | None:
+def _read_spec(text: SpecText | None) -> Spec | None:
     return None if text is None else text.spec
 
 
@@ -89,17 +89,17 @@ class VariableEntry(_Part, frozen=True, omit_defaults=True):
 
     @classmethod
     def of(cls, variable: PlannedVariable) -> VariableEntry:
-        specs = {name: _text_of(getattr(variable, name)) for name in ("spec", "slots")}
+        specs = {name: _write_spec(getattr(variable, name)) for name in ("spec", "slots")}
         alternatives = tuple(
             AlternativeEntry(
-                _text_of(a.spec), None if math.isinf(a.seconds) else a.seconds, a.layout
+                _write_spec(a.spec), a.seconds if math.isfinite(a.seconds) else None, a.layout
             )
             for a in variable.alternatives
         )
         return cls(**{**vars(variable), **specs, "alternatives": alternatives})
 
     def read(self) -> PlannedVariable:
-        specs = {name: _spec_of(getattr(self, name)) for name in ("spec", "slots")}
+        specs = {name: _read_spec(getattr(self, name)) for name in ("spec", "slots")}
         alternatives = tuple(
             Alternative(a.spec.spec, math.inf if a.seconds is None else a.seconds, a.layout)
             for a in self.alternatives
@@ -118,7 +118,7 @@ class OpEntry(_Part, frozen=True, omit_defaults=True, rename={"reads": "in", "ma
     @classmethod
     def of(cls, op: OpPlan) -> OpEntry:
         reads, makes, kept = (
-            tuple(map(_text_of, specs)) for specs in (op.in_specs, op.made, op.kept)
+            tuple(map(_write_spec, specs)) for specs in (op.in_specs, op.made, op.kept)
         )
         return cls(reads, makes, None if op.kept == op.made else kept)
 
