@@ -37,7 +37,7 @@ from tfpar.cluster import units
 from tfpar.cluster.description import Cluster, Device, Level, Measured, Node
 from tfpar.readable import FieldError, UnreadableError, convert, parse_json, parse_toml, read_text
 from tfpar.spec import ArgumentError, TfparError
-from tfpar.writable import why_not_writable, write_whole
+from tfpar.writable import write_whole
 
 # --- the schema --------------------------------------------------------------------------
 
@@ -240,13 +240,6 @@ def cluster_text(cluster: Cluster) -> str:
 def describe(cluster: Cluster) -> dict[str, Any]:
     """The mapping of which `cluster_of` makes the cluster; plain numbers in base units."""
     return _write_table(cluster, _write_plain)
-
-
-def check_writable(path: str) -> None:
-    """Raise TfparError if a cluster file could not be written at `path`."""
-    wrong = why_not_writable(path)
-    if wrong:
-        raise TfparError(f"Cannot write the cluster file {path!r}: {wrong}. Name another file.")
 
 
 def cluster_of(known: Any, source: str = "") -> Cluster:
