@@ -32,16 +32,19 @@ from tfpar.constraints import (
     stage,
 )
 from tfpar.plans import keep
-from tfpar.readable import FieldError, UnreadableError, convert, not_known, parse_toml, read_text
+from tfpar.readable import (
+    FieldError,
+    UnreadableError,
+    convert,
+    describe_unknown_key,
+    parse_toml,
+    read_text,
+)
 from tfpar.spec import ArgumentError, TfparError
-
-_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    f.__name__: f for f in (shard, replicate, shard_output, batch, stage, keep)
-}
 
 
 def _schema(function: Callable[..., Any]) -> type[msgspec.Struct]:
-    """The keys of a table: the arguments of a function, of which it says itself what is wrong."""
+    """The schema of a table: its keys are the arguments of a function, which checks them."""
     fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is parameter.VAR_POSITIONAL:
@@ -53,6 +56,12 @@ def _schema(function: Callable[..., Any]) -> type[msgspec.Struct]:
     return msgspec.defstruct(
         function.__name__, fields, forbid_unknown_fields=True, kw_only=True, frozen=True
     )
+
+
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    f.__name__: f for f in (shard, replicate, shard_output, batch, stage, keep)
+}
+_SCHEMAS = {name: _schema(function) for name, function in _FUNCTIONS.items()}
 
 
 def read_hints(path: str | os.PathLike[str]) -> tuple[Constraint, ...]:
@@ -70,12 +79,12 @@ def read_hints(path: str | os.PathLike[str]) -> tuple[Constraint, ...]:
     found: list[Constraint] = []
     for name, given in known.items():
         if name not in _FUNCTIONS:
+            problem = describe_unknown_key(name, _FUNCTIONS)
             raise TfparError(
-                f"{path}: the constraint {name!r} {not_known(name, _FUNCTIONS)}, as tables such as "
-                f"[[shard]]."
+                f"{path}: the constraint {name!r} {problem}, as tables such as [[shard]]."
             )
         for where, table in _tables(path, name, given):
-            found += constraints_of(where, _called(where, path, _FUNCTIONS[name], table))
+            found += constraints_of(where, _call(where, path, name, table))
     return tuple(found)
 
 
@@ -89,14 +98,14 @@ def _tables(path: str, name: str, given: Any) -> Iterator[tuple[str, dict[str, A
         yield where, table
 
 
-def _called(where: str, path: str, function: Callable[..., Any], table: dict[str, Any]) -> Any:
-    """What the function makes of the keys of a table."""
+def _call(where: str, path: str, name: str, table: dict[str, Any]) -> Any:
+    """Call the function of that name with the keys of a table."""
     try:
-        given = msgspec.structs.asdict(convert(table, _schema(function)))
+        given = msgspec.structs.asdict(convert(table, _SCHEMAS[name]))
         if isinstance(given.get("plan"), str):
             given["plan"] = os.path.join(os.path.dirname(path), given["plan"])
         several = given.pop("axes", ())
-        return function(*several, **given)
+        return _FUNCTIONS[name](*several, **given)
     except FieldError as error:
         raise TfparError(f"{where}: {error}.") from None
     except ArgumentError as error:

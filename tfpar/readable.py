@@ -114,7 +114,7 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 def convert(
     data: Any, kind: type[T], read_custom: ReadCustom | None = None, *, lax: bool = False
 ) -> T:
-    """The `kind` that `data`, of JSON or TOML, describes.
+    """Make the `kind` that `data`, of JSON or TOML, describes.
 
     Args:
         lax: keys that a dataclass does not have are passed over.
@@ -126,12 +126,12 @@ def convert(
     try:
         found = msgspec.convert(data, kind, dec_hook=read_custom)
     except msgspec.ValidationError as error:
-        raise _first_wrong(data, kind, read_custom, (), error) from None
+        raise _locate_error(data, kind, read_custom, (), error) from None
     except RecursionError as error:
         raise UnreadableError(str(error)) from None
     if not lax:
-        for path, key, known in _unknown_keys(data, kind, ()):
-            raise FieldError((*path, key), not_known(key, known))
+        for path, key, known in _find_unknown_keys(data, kind, ()):
+            raise FieldError((*path, key), describe_unknown_key(key, known))
     return found
 
 
@@ -144,8 +144,8 @@ def format_path(path: KeyPath) -> str:
     return found.removeprefix(".") or "the content"
 
 
-def not_known(key: str, known: Iterable[str]) -> str:
-    """The problem with a key that is none of the `known` ones."""
+def describe_unknown_key(key: str, known: Iterable[str]) -> str:
+    """Say what is wrong with a key that is none of the `known` ones."""
     near = difflib.get_close_matches(key, [*known], n=2)
     meant = f" (did you mean {' or '.join(near)}?)" if near else ""
     return f"is not known{meant}; there are {', '.join(known)}"
@@ -156,78 +156,81 @@ class _Field(NamedTuple):
     is_required: bool
 
 
-def _first_wrong(
+def _locate_error(
     data: Any, kind: Any, read_custom: ReadCustom | None, path: KeyPath, error: Exception
 ) -> FieldError:
-    """What is wrong at the first of the innermost places where `data` is no `kind`; msgspec, which
-    says so by `error`, names neither the keys of mappings nor values."""
-    for step, part, its_kind in _parts(data, kind):
+    """The error of the first of the innermost places where `data` is no `kind`: msgspec, which says
+    so by `error`, names neither keys of mappings nor values."""
+    for step, part, its_kind in _iterate_parts(data, kind):
         try:
             msgspec.convert(part, its_kind, dec_hook=read_custom)
         except msgspec.ValidationError as of_part:
-            return _first_wrong(part, its_kind, read_custom, (*path, step), of_part)
-    fields = _fields(kind) if isinstance(data, Mapping) else {}
-    if fields and not dataclasses.is_dataclass(_bare(kind)):
+            return _locate_error(part, its_kind, read_custom, (*path, step), of_part)
+    fields = _list_fields(kind) if isinstance(data, Mapping) else {}
+    if fields and not dataclasses.is_dataclass(_strip(kind)):
         for key in data:
             if key not in fields:
-                return FieldError((*path, key), not_known(str(key), fields))
+                return FieldError((*path, key), describe_unknown_key(str(key), fields))
     for key, field in fields.items():
         if field.is_required and key not in data:
-            expected = _expected(field.kind)
+            expected = _describe_kind(field.kind)
             return FieldError(
                 (*path, key), "is missing" + (f"; it must be {expected}" if expected else "")
             )
     cause = error.__cause__
     if isinstance(cause, FieldError):
         return FieldError((*path, *cause.path), cause.problem)
-    problem = f"is {shown(data)}; it must be {_expected(kind)}" if cause is None else str(cause)
+    problem = (
+        f"is {shown(data)}; it must be {_describe_kind(kind)}" if cause is None else str(cause)
+    )
     return FieldError(path, problem)
 
 
-def _unknown_keys(
+def _find_unknown_keys(
     data: Any, kind: Any, path: KeyPath
 ) -> Iterator[tuple[KeyPath, str, Iterable[str]]]:
-    """The keys that dataclasses do not have, which msgspec passes over: where, and beside which."""
+    """Find the keys that dataclasses do not have, which msgspec passes over: where, and beside
+    which."""
     if not _has_dataclass(kind):
         return
-    fields = _fields(kind)
+    fields = _list_fields(kind)
     if isinstance(data, Mapping) and fields:
         yield from ((path, key, fields) for key in data if key not in fields)
-    for step, part, its_kind in _parts(data, kind):
-        yield from _unknown_keys(part, its_kind, (*path, step))
+    for step, part, its_kind in _iterate_parts(data, kind):
+        yield from _find_unknown_keys(part, its_kind, (*path, step))
 
 
-def _parts(data: Any, kind: Any) -> Iterator[tuple[str | int, Any, Any]]:
+def _iterate_parts(data: Any, kind: Any) -> Iterator[tuple[str | int, Any, Any]]:
     """The parts of `data`: their steps, themselves, and what they have to be."""
-    args, fields = get_args(_bare(kind)), _fields(kind)
+    args, fields = get_args(_strip(kind)), _list_fields(kind)
     if isinstance(data, Mapping):
         for key, value in data.items():
             if fields and key in fields:
                 yield key, value, fields[key].kind
-            elif get_origin(_bare(kind)) is dict:
+            elif get_origin(_strip(kind)) is dict:
                 yield key, key, args[0]
                 yield key, value, args[1]
     elif isinstance(data, list | tuple):
-        if args[1:] == (...,) or get_origin(_bare(kind)) is list:
+        if args[1:] == (...,) or get_origin(_strip(kind)) is list:
             yield from ((index, value, args[0]) for index, value in enumerate(data))
-        elif get_origin(_bare(kind)) is tuple:
+        elif get_origin(_strip(kind)) is tuple:
             yield from zip(range(len(args)), data, args, strict=False)
-        elif _is_tuple(_bare(kind)):
+        elif _is_tuple(_strip(kind)):
             for value, (name, field) in zip(data, fields.items(), strict=False):
                 yield name, value, field.kind
 
 
 @functools.cache
 def _has_dataclass(kind: Any) -> bool:
-    bare = _bare(kind)
-    inner = (*get_args(bare), *(field.kind for field in _fields(kind).values()))
+    bare = _strip(kind)
+    inner = (*get_args(bare), *(field.kind for field in _list_fields(kind).values()))
     return dataclasses.is_dataclass(bare) or any(map(_has_dataclass, inner))
 
 
 @functools.cache
-def _fields(kind: Any) -> Mapping[str, _Field]:
+def _list_fields(kind: Any) -> Mapping[str, _Field]:
     """The fields of a struct, a dataclass or a NamedTuple, as files call them."""
-    kind = _bare(kind)
+    kind = _strip(kind)
     if get_origin(kind) is not None or not isinstance(kind, type):  # of list[int] both are so
         return {}
     fields = getattr(msgspec.inspect.type_info(kind), "fields", ())
@@ -240,15 +243,15 @@ def _is_tuple(kind: Any) -> bool:
     return hasattr(kind, "_field_defaults")
 
 
-def _bare(kind: Any) -> Any:
+def _strip(kind: Any) -> Any:
     """A type without what is said of it, and without None."""
     if get_origin(kind) is Annotated:
-        return _bare(get_args(kind)[0])
-    choices = _choices(kind)
-    return kind if choices == [kind] else _bare(choices[0])
+        return _strip(get_args(kind)[0])
+    choices = _list_choices(kind)
+    return kind if choices == [kind] else _strip(choices[0])
 
 
-def _choices(kind: Any) -> list[Any]:
+def _list_choices(kind: Any) -> list[Any]:
     """The types of a union but for None; else the type itself."""
     if get_origin(kind) not in (Union, types.UnionType):
         return [kind]
@@ -259,17 +262,17 @@ def _choices(kind: Any) -> list[Any]:
 _WORDS = {int: "a whole number", float: "a number", str: "a string", bool: "True or False"}
 
 
-def _expected(kind: Any) -> str:
-    """What a value has to be, in words."""
+def _describe_kind(kind: Any) -> str:
+    """Say what a value of a type is, in words."""
     if get_origin(kind) is Annotated:
         said = [meta.description for meta in kind.__metadata__ if meta.description]
-        return said[0] if said else _expected(get_args(kind)[0])
-    if _choices(kind) != [kind]:
-        return ", or ".join([*map(_expected, _choices(kind)), "null"])
+        return said[0] if said else _describe_kind(get_args(kind)[0])
+    if _list_choices(kind) != [kind]:
+        return ", or ".join([*map(_describe_kind, _list_choices(kind)), "null"])
     if get_origin(kind) is Literal:
         allowed = [*map(repr, get_args(kind))]
         return f"one of {', '.join(allowed)}" if len(allowed) > 1 else allowed[0]
-    fields, args = _fields(kind), get_args(kind)
+    fields, args = _list_fields(kind), get_args(kind)
     if _is_tuple(kind):
         least = sum(field.is_required for field in fields.values())
         return (

@@ -31,13 +31,17 @@ def write_whole(
         raise error_type(f"Cannot write the {what} {path!r}: {error.strerror}.") from error
 
 
-def why_not_writable(path: str) -> str:
-    """Why no file can be written at `path`; nothing if one can."""
+def check_writable(
+    what: str, path: str, *, advice: str = "", error_type: type[TfparError] = TfparError
+) -> None:
+    """Raise as `write_whole` would if a file could not be written at `path` now."""
     folder = os.path.dirname(path) or "."
     if os.path.isdir(path):
-        return "it is a folder"
-    if not os.path.isdir(folder):
-        return f"there is no folder {folder!r}"
-    if not os.access(path if os.path.exists(path) else folder, os.W_OK):
-        return "it may not be written"
-    return ""
+        problem = "it is a folder"
+    elif not os.path.isdir(folder):
+        problem = f"there is no folder {folder!r}"
+    elif not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        problem = "it may not be written"
+    else:
+        return
+    raise error_type(f"Cannot write the {what} {path!r}: {problem}.{advice and ' '}{advice}")

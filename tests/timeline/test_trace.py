@@ -56,6 +56,14 @@ def test_arrows_begin_and_end_in_their_slices(tmp_path):
     assert [(e["ph"], e["pid"]) for e in ends] == [("s", 0), ("f", 1)]
 
 
+@pytest.mark.parametrize("end", [1e300, float("inf"), float("nan")])
+def test_times_that_are_none_are_refused(end, tmp_path):
+    trace = Trace({0: "rank 0"})
+    trace.add(Slice(0, "compute", "endless", 0.0, end))
+    with pytest.raises(TfparError, match="slice of the timeline is at"):
+        trace.save(str(tmp_path / "t.json"))
+
+
 def test_a_file_that_cannot_be_written_is_an_error_and_leaves_nothing(tmp_path):
     with pytest.raises(TfparError, match="Cannot write the timeline .*nowhere"):
         Trace({}).save(str(tmp_path / "nowhere" / "t.json"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ from tfpar.calibration.asked import ON_CPU, ON_GPU, Machine
 from tfpar.calibration.measure import measure
 from tfpar.calibration.timing import Timer
 from tfpar.cluster.description import Cluster
-from tfpar.cluster.files import check_writable, cluster_of, describe, write_cluster
+from tfpar.cluster.files import cluster_of, describe, write_cluster
 from tfpar.distributed.world import World, this_world
 from tfpar.report.progress import reporting
 from tfpar.runtime.detect import detect_cluster, every_rank
@@ -20,6 +21,7 @@ from tfpar.runtime.devices import memory_of
 from tfpar.runtime.ranks import Ranks
 from tfpar.settings import MeshLike
 from tfpar.spec import Mesh, TfparError, arguments
+from tfpar.writable import check_writable
 
 
 def calibrate(
@@ -54,7 +56,8 @@ def calibrate(
     mesh = every_rank() if mesh is None else Mesh.of(mesh)
     world = this_world()
     if path is not None:
-        _on_first(world, "checking the cluster file", lambda: check_writable(path))
+        check = functools.partial(check_writable, "cluster file", path, advice="Name another file.")
+        _on_first(world, "checking the cluster file", check)
     _check_gpus(mesh, world)
     ranks = Ranks.of(mesh.size, world)
     on_gpu = "GPU" in ranks.devices[0]

@@ -266,8 +266,8 @@ class GraphSource:
     def session(
         self,
     ) -> Iterator[tuple[tf.compat.v1.Session, Callable[..., None], dict[str, tf.Tensor]]]:
-        """A plain Session on the CPU, what sets its variables to values by their names, and reads
-        of them."""
+        """A plain Session on the CPU, a function that sets its variables by name, and reads of
+        them."""
         with tf.Graph().as_default() as graph:
             tf.import_graph_def(self._inlined.graph_def, name="")
             assigns: dict[str, tuple[tf.Operation, tf.Tensor]] = {}

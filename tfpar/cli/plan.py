@@ -27,7 +27,7 @@ from tfpar.session import Session
 from tfpar.settings import Settings
 from tfpar.spec import Mesh, PlanError, TfparError
 from tfpar.traced import TracedModel, machines_of, told_of_searches
-from tfpar.writable import why_not_writable
+from tfpar.writable import check_writable
 
 FOUND, INTERRUPTED = 0, 1
 
@@ -43,7 +43,8 @@ def run(options: argparse.Namespace) -> int:
             found that fits.
     """
     if options.output is not None:
-        _check_output(options.output)
+        advice = "Name another file with -o."
+        check_writable("plan file", options.output, advice=advice, error_type=PlanError)
     elsewhere = [_machines_and_mesh(text) for text in options.what_if]
     try:
         plan, code = _plan_of(options, elsewhere), FOUND
@@ -165,13 +166,6 @@ def traced(
         with made.traced():
             model = TracedModel.of(lambda: made.model, made.batch, most_axes, settings)
         yield model
-
-
-def _check_output(path: str) -> None:
-    """Refuse now what could not be written after a long search."""
-    wrong = why_not_writable(path)
-    if wrong:
-        raise PlanError(f"Cannot write the plan file {path!r}: {wrong}. Name another file with -o.")
 
 
 def _recompute(given: list[str] | None) -> bool | list[str] | None:

@@ -6,8 +6,7 @@ import argparse
 import os
 
 from tfpar.cli.problem import TRACEBACK
-from tfpar.spec.errors import TfparError
-from tfpar.writable import why_not_writable
+from tfpar.writable import check_writable
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -39,9 +38,7 @@ def run(options: argparse.Namespace) -> int:
     from tfpar.spec.quantities import format_seconds
     from tfpar.timeline.predicted import predicted_trace
 
-    why = why_not_writable(options.output)
-    if why:
-        raise TfparError(f"Cannot write the timeline {options.output!r}: {why}.")
+    check_writable("timeline", options.output)
     plan = Plan.load(options.plan)
     report = read_report(plan.report_data(), os.path.basename(options.plan))
     trace = predicted_trace(report)

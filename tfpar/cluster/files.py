@@ -37,7 +37,7 @@ from tfpar.cluster import units
 from tfpar.cluster.description import Cluster, Device, Level, Measured, Node
 from tfpar.readable import FieldError, UnreadableError, convert, parse_json, parse_toml, read_text
 from tfpar.spec import ArgumentError, TfparError
-from tfpar.writable import why_not_writable, write_whole
+from tfpar.writable import write_whole
 
 # --- the schema --------------------------------------------------------------------------
 
@@ -88,7 +88,7 @@ class _Table(
     becomes: ClassVar[type]
 
 
-class _Level(_Table, frozen=True, kw_only=True):
+class _LevelTable(_Table, frozen=True, kw_only=True):
     becomes = Level
     count: int
     bandwidth: _Rate
@@ -98,10 +98,12 @@ class _Level(_Table, frozen=True, kw_only=True):
     name: str | None = ""
 
 
-_Levels = Annotated[tuple[_Level, ...], msgspec.Meta(description="tables, each below [[level]]")]
+_LevelTables = Annotated[
+    tuple[_LevelTable, ...], msgspec.Meta(description="tables, each below [[level]]")
+]
 
 
-class _Device(_Table, frozen=True, kw_only=True):
+class _DeviceTable(_Table, frozen=True, kw_only=True):
     becomes = Device
     memory_bytes: _Bytes
     memory_bandwidth: _Rate
@@ -116,16 +118,16 @@ class _Device(_Table, frozen=True, kw_only=True):
     entries_per_s: dict[str, Any] = {}
 
 
-class _Node(_Table, frozen=True, kw_only=True):
+class _NodeTable(_Table, frozen=True, kw_only=True):
     becomes = Node
     count: int | None = None
     uplink: _Rate | None = None
     host_memory_bytes: _Bytes | None = None
-    device: _Device
-    levels: _Levels = ()
+    device: _DeviceTable
+    levels: _LevelTables = ()
 
 
-class _Measured(_Table, frozen=True, kw_only=True):
+class _MeasuredTable(_Table, frozen=True, kw_only=True):
     becomes = Measured
     kind: str
     axis: int
@@ -135,7 +137,7 @@ class _Measured(_Table, frozen=True, kw_only=True):
     group: tuple[int, ...] = ()
 
 
-class _Cluster(_Table, frozen=True, kw_only=True):
+class _ClusterTable(_Table, frozen=True, kw_only=True):
     becomes = Cluster
     name: str | None = None
     overlap: _Number | None = None
@@ -143,12 +145,12 @@ class _Cluster(_Table, frozen=True, kw_only=True):
     one_memory: bool | None = None
     algorithms: Any = None
     ranks: Any = None
-    levels: _Levels = ()
+    levels: _LevelTables = ()
     nodes: Annotated[
-        tuple[_Node, ...],
+        tuple[_NodeTable, ...],
         msgspec.Meta(min_length=1, description="one or more tables, each below [[node]]"),
     ]
-    measured: tuple[_Measured, ...] = ()
+    measured: tuple[_MeasuredTable, ...] = ()
 
 
 def _read_custom(kind: Any, value: Any) -> Any:
@@ -158,35 +160,39 @@ def _read_custom(kind: Any, value: Any) -> Any:
     return kind(convert(rates, dict[str, _Flops], _read_custom))
 
 
-def _as_number(value: _Number) -> float | str:
-    """In base units; infinity, which is no number of JSON, in a word."""
+def _write_plain(value: _Number) -> float | str:
+    """A number in base units; infinity, which JSON does not have, as text."""
     return "inf" if math.isinf(value) else float(value)
 
 
-def _with_unit(value: _Number) -> float | str:
-    return _as_number(value) if math.isinf(value) else units.write(float(value), value.measure)
+def _write_with_unit(value: _Number) -> float | str:
+    return _write_plain(value) if math.isinf(value) else units.write(float(value), value.measure)
 
 
-def _written(cluster: Cluster, write: Callable[[_Number], float | str]) -> dict[str, Any]:
-    """What a file says of `cluster`, numbers as `write` has them."""
+def _write_table(cluster: Cluster, write: Callable[[_Number], float | str]) -> dict[str, Any]:
+    """The tables of a file that describe `cluster`, numbers as `write` has them."""
 
     def write_custom(value: Any) -> Any:
         return dict(value) if isinstance(value, dict) else write(value)
 
-    table = msgspec.convert(cluster, _Cluster, from_attributes=True, dec_hook=_read_custom)
+    table = msgspec.convert(cluster, _ClusterTable, from_attributes=True, dec_hook=_read_custom)
     found: dict[str, Any] = msgspec.to_builtins(table, enc_hook=write_custom)
     return found
 
 
-def _part_of(table: _Table, where: str = "") -> Any:
-    """What a table becomes, whose errors name the key of the file: `where`, and its own."""
+def _build_part(table: _Table, where: str = "") -> Any:
+    """Build the part of a cluster that a table describes.
+
+    Args:
+        where: the table's key, in errors before that of a field.
+    """
     fields = {}
     for name in table.__struct_fields__:
         value, at = getattr(table, name), f"{where}{_KEYS.get(name, name)}"
         if isinstance(value, _Table):
-            value = _part_of(value, f"{at}.")
+            value = _build_part(value, f"{at}.")
         elif isinstance(value, tuple) and isinstance(next(iter(value), None), _Table):
-            value = tuple(_part_of(each, f"{at}[{i}].") for i, each in enumerate(value))
+            value = tuple(_build_part(each, f"{at}[{i}].") for i, each in enumerate(value))
         if value is not None:
             fields[name] = value
     try:
@@ -226,21 +232,14 @@ def write_cluster(cluster: Cluster, path: str | os.PathLike[str]) -> None:
 def cluster_text(cluster: Cluster) -> str:
     """Write `cluster` as a TOML file has it."""
     document = tomlkit.document()
-    for key, value in _written(cluster, _with_unit).items():
+    for key, value in _write_table(cluster, _write_with_unit).items():
         document.add(key, value)
     return tomlkit.dumps(document)
 
 
 def describe(cluster: Cluster) -> dict[str, Any]:
     """The mapping of which `cluster_of` makes the cluster; plain numbers in base units."""
-    return _written(cluster, _as_number)
-
-
-def check_writable(path: str) -> None:
-    """Raise TfparError if a cluster file could not be written at `path`."""
-    wrong = why_not_writable(path)
-    if wrong:
-        raise TfparError(f"Cannot write the cluster file {path!r}: {wrong}. Name another file.")
+    return _write_table(cluster, _write_plain)
 
 
 def cluster_of(known: Any, source: str = "") -> Cluster:
@@ -255,9 +254,9 @@ def cluster_of(known: Any, source: str = "") -> Cluster:
     name = os.path.splitext(os.path.basename(source))[0] or "unnamed"
     source = source or "the cluster description"
     try:
-        table = convert(known, _Cluster, _read_custom)
+        table = convert(known, _ClusterTable, _read_custom)
         named = table if table.name is not None else msgspec.structs.replace(table, name=name)
-        found: Cluster = _part_of(named)
+        found: Cluster = _build_part(named)
         return found
     except FieldError as error:
         raise TfparError(f"{source}: {error}.") from None

@@ -74,7 +74,7 @@ def _is_huge(number: str) -> bool:
 
 
 def expected(measure: str) -> str:
-    """What `parse` reads, in words."""
+    """Say in words what `parse` reads."""
     return f"{measure or 'a number'} such as {EXAMPLES[measure]}"
 
 

@@ -41,7 +41,7 @@ AboveZero = Annotated[
 
 
 class SpecText:
-    """A spec, which files have as text: `S(0),R`."""
+    """A spec that was read; files have it as text: `S(0),R`."""
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
@@ -56,16 +56,12 @@ def read_custom(kind: Any, value: Any) -> SpecText:
         raise ValueError(f"is {shown(value)}: {error}".removesuffix(".")) from None
 
 
-def write_custom(value: Any) -> Any:
-    """Specs as text, and numbers of numpy as Python's."""
-    return format_spec(value.spec) if isinstance(value, SpecText) else value.item()
+def _write_spec(spec: Spec | None) -> Any:
+    """The text of a spec, which is written in place of a `SpecText`."""
+    return None if spec is None else format_spec(spec)
 
 
-def _text_of(spec: Spec | None) -> SpecText | None:
-    return None if spec is None else SpecText(spec)
-
-
-def _spec_of(text: SpecText | None) -> Spec | None:
+def _read_spec(text: SpecText | None) -> Spec | None:
     return None if text is None else text.spec
 
 
@@ -94,17 +90,17 @@ class VariableEntry(_Part, frozen=True, omit_defaults=True):
 
     @classmethod
     def of(cls, variable: PlannedVariable) -> VariableEntry:
-        specs = {name: _text_of(getattr(variable, name)) for name in ("spec", "slots")}
+        specs = {name: _write_spec(getattr(variable, name)) for name in ("spec", "slots")}
         alternatives = tuple(
             AlternativeEntry(
-                SpecText(a.spec), None if math.isinf(a.seconds) else a.seconds, a.layout
+                _write_spec(a.spec), a.seconds if math.isfinite(a.seconds) else None, a.layout
             )
             for a in variable.alternatives
         )
         return cls(**{**vars(variable), **specs, "alternatives": alternatives})
 
     def read(self) -> PlannedVariable:
-        specs = {name: _spec_of(getattr(self, name)) for name in ("spec", "slots")}
+        specs = {name: _read_spec(getattr(self, name)) for name in ("spec", "slots")}
         alternatives = tuple(
             Alternative(a.spec.spec, math.inf if a.seconds is None else a.seconds, a.layout)
             for a in self.alternatives
@@ -123,7 +119,7 @@ class OpEntry(_Part, frozen=True, omit_defaults=True, rename={"reads": "in", "ma
     @classmethod
     def of(cls, op: OpPlan) -> OpEntry:
         reads, makes, kept = (
-            tuple(map(SpecText, specs)) for specs in (op.in_specs, op.made, op.kept)
+            tuple(map(_write_spec, specs)) for specs in (op.in_specs, op.made, op.kept)
         )
         return cls(reads, makes, None if op.kept == op.made else kept)
 
@@ -214,7 +210,7 @@ class PlanFile(_Part, frozen=True, kw_only=True, rename={"tfpar_version": "tfpar
             "stages": stages and StagesEntry.of(stages),
             "rivals": tuple(RivalEntry(r.name, r.cost, r.reason, r.links) for r in plan.rivals),
             "variables": {name: VariableEntry.of(v) for name, v in sorted(plan.variables.items())},
-            "tensors": {name: SpecText(spec) for name, spec in sorted(plan.tensors.items())},
+            "tensors": {name: format_spec(spec) for name, spec in sorted(plan.tensors.items())},
             "ops": {name: OpEntry.of(op) for name, op in sorted(plan.ops.items())},
             "attempts": plan.attempts or UNSET,
             "report": UNSET if plan.report is None else plan.report,

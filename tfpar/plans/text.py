@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Container, Mapping, Sequence
 from itertools import starmap
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import UNSET
 
 import tfpar
-from tfpar.plans.schema import FORMAT, VERSION, PlanFile, read_custom, write_custom
+from tfpar.plans.schema import FORMAT, VERSION, PlanFile, read_custom
 from tfpar.readable import FieldError, UnreadableError, convert, parse_json
 from tfpar.spec import PlanError, TfparError
 
@@ -20,9 +22,15 @@ if TYPE_CHECKING:
 
 def text_of(plan: Plan) -> str:
     """`plan` as JSON."""
-    fields = msgspec.to_builtins(PlanFile.of(plan), enc_hook=write_custom)
-    lines = (f"{json.dumps(name)}: {_field_json(name, value)}" for name, value in fields.items())
-    return "{\n" + ",\n".join(f"  {line}" for line in lines) + "\n}\n"
+    file = PlanFile.of(plan)
+    keys = zip(file.__struct_encode_fields__, file.__struct_fields__, strict=True)
+    fields = {key: getattr(file, name) for key, name in keys}
+    lines = [
+        f"  {_json(key)}: {_field_json(key, value)}"
+        for key, value in fields.items()
+        if value is not UNSET
+    ]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def fields_of(text: str, source: str) -> dict[str, Any]:
@@ -77,14 +85,23 @@ _STAGES_BY_LINE = frozenset(("schedule", "scopes", "owners"))
 """Those of the stages; of the report, every list has."""
 
 
+def _as_python(number: Any) -> Any:
+    """A number of numpy as Python has it."""
+    return number.item()
+
+
+_as_builtins = functools.partial(msgspec.to_builtins, enc_hook=_as_python)
+_json = json.JSONEncoder(default=_as_builtins).encode
+
+
 def _field_json(name: str, value: Any) -> str:
     if name in _BY_LINE:
         return _block(value)
     if name == "stages" and value is not None:
-        return _block(value, _STAGES_BY_LINE)
+        return _block(_as_builtins(value), _STAGES_BY_LINE)
     if name == "report":
         return _block(value, [key for key, each in value.items() if isinstance(each, list | tuple)])
-    return json.dumps(value)
+    return _json(value)
 
 
 def _block(
@@ -92,15 +109,15 @@ def _block(
 ) -> str:
     """A line for each entry; for each entry of an entry, where its key is in `by_line`."""
     if not value:
-        return json.dumps(value)
+        return _json(value)
 
     def entry(key: str, each: Any) -> str:
-        text = _block(each, (), indent + 2) if key in by_line else json.dumps(each)
-        return f"{json.dumps(key)}: {text}"
+        text = _block(each, (), indent + 2) if key in by_line else _json(each)
+        return f"{_json(key)}: {text}"
 
     if isinstance(value, Mapping):
         (first, last), entries = "{}", [*starmap(entry, value.items())]
     else:
-        (first, last), entries = "[]", [*map(json.dumps, value)]
+        (first, last), entries = "[]", [*map(_json, value)]
     lines = ",\n".join(f"{' ' * indent}{each}" for each in entries)
     return f"{first}\n{lines}\n{' ' * (indent - 2)}{last}"

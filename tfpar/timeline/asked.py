@@ -8,8 +8,8 @@ import re
 from typing import Any
 
 from tfpar.spec import arguments
-from tfpar.spec.errors import ArgumentError, TfparError
-from tfpar.writable import why_not_writable
+from tfpar.spec.errors import ArgumentError
+from tfpar.writable import check_writable
 
 DEFAULT_STEPS = (10, 12)
 """The first and the last: past what is done once, and a few, as one may be out of the ordinary."""
@@ -38,9 +38,8 @@ class Asked:
     writes: bool = True
 
     def __post_init__(self) -> None:
-        why = why_not_writable(self.path) if self.writes else ""
-        if why:
-            raise TfparError(f"Cannot write the timeline {self.path!r}: {why}.")
+        if self.writes:
+            check_writable("timeline", self.path)
 
     @classmethod
     def of(cls, path: Any, steps: Any = None, writes: bool = True) -> Asked:

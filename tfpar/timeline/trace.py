@@ -18,10 +18,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from tfpar.spec import TfparError
 from tfpar.writable import write_whole
 
 THREADS = ("steps", "tasks", "compute", "communication")
 """The threads of a process, in the order in which they are shown."""
+
+_MOST_SECONDS = 1e12
+"""More are no times, but what a damaged file says."""
 
 WAITING = "waiting"
 """The category of the slices in which a rank waits for another."""
@@ -169,4 +173,6 @@ def _arrow(number: int, flow: Flow, at: Mapping[Slice, tuple[int, int]]) -> list
 
 def _ns(seconds: float) -> int:
     """Whole nanoseconds: what follows another slice still does so once it is rounded."""
+    if not abs(seconds) < _MOST_SECONDS:
+        raise TfparError(f"A slice of the timeline is at {seconds:g} s: no step takes that long.")
     return round(seconds * 1e9)

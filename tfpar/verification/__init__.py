@@ -16,6 +16,9 @@ divides a gradient by its own size (Adam) cannot turn a rounding into a whole st
 If its gradients are not finite, as where a loss scale is too large yet, a step judges nothing of
 them: it is compared for the rest, and another is taken in its place.
 
+Steps of a graph (`GraphProgram.verify`) are compared likewise, what they fetch as what a step
+returns; their gradients are not known apart.
+
 **Against which noise.** Sharing out work changes the order in which numbers are added up, and
 nothing else. What that can do is measured: on one device the step is run a few times with noise in
 every op that adds up (`noise`). Operands and results are moved by about a rounding *of their own
@@ -29,6 +32,9 @@ shows, as in counters and seeds, nothing else is: integers must be equal.
 
 Noise is what at least two noisy runs show, in entries that are finite, so that no run by itself
 explains anything.
+
+The ops of a graph are left as they are: there, values of variables are moved by more roundings
+(`sessions`).
 
 What a rounding can tip over (the larger of two equal numbers) the noise, which is larger than
 what the mesh does, tips over more often. Before anything is said to differ, more noise is measured.

@@ -35,31 +35,31 @@ class SessionDevice:
         self._used: collections.Counter[tuple[float, int]] = collections.Counter()
 
     def plain(self, taken: TakenStep) -> Outcome:
-        return self._more(taken, 1, 0.0)[0]
+        return self._take_more(taken, 1, 0.0)[0]
 
     def noisy(self, taken: TakenStep, runs: int) -> list[Outcome]:
-        return self._more(taken, runs, MOVED_ROUNDINGS)
+        return self._take_more(taken, runs, MOVED_ROUNDINGS)
 
     def coarse(self, taken: TakenStep, runs: int) -> list[Outcome]:
-        return self._more(taken, runs, COARSE_ROUNDINGS * MOVED_ROUNDINGS)
+        return self._take_more(taken, runs, COARSE_ROUNDINGS * MOVED_ROUNDINGS)
 
-    def _more(self, taken: TakenStep, runs: int, roundings: float) -> list[Outcome]:
-        """What the step gives in so many Sessions that it has not been asked of yet."""
+    def _take_more(self, taken: TakenStep, runs: int, roundings: float) -> list[Outcome]:
+        """Outcomes of the step in so many more Sessions."""
         step = next(i for i, each in enumerate(self._taken) if each is taken)
         first = self._used[roundings, step]
         self._used[roundings, step] += runs
-        return [self._all_steps(roundings, seed)[step] for seed in range(first, first + runs)]
+        return [self._take_all(roundings, seed)[step] for seed in range(first, first + runs)]
 
-    def _all_steps(self, roundings: float, seed: int) -> list[Outcome]:
+    def _take_all(self, roundings: float, seed: int) -> list[Outcome]:
         key = roundings, seed
         if key not in self._outcomes:
             rng = np.random.default_rng((int(roundings), seed))
-            moved = [_moved(taken.before, roundings, rng) for taken in self._taken]
+            moved = [_move_values(taken.before, roundings, rng) for taken in self._taken]
             self._outcomes[key] = self._run(moved)
         return self._outcomes[key]
 
 
-def _moved(values: Values, roundings: float, rng: np.random.Generator) -> Values:
+def _move_values(values: Values, roundings: float, rng: np.random.Generator) -> Values:
     """The values, each float moved by some roundings."""
 
     def move(value: np.ndarray) -> np.ndarray:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
+from typing import Any
 
 from tfpar.cost.cost import Cost as PricedCost
 from tfpar.ir.roles import PHASES
@@ -79,25 +81,14 @@ def cost_of(plan: Plan) -> Cost | None:
     if cost is None:
         return None
     live = cost.memory_bytes - cost.weight_bytes - cost.state_bytes
-    return Cost(
-        seconds=cost.seconds,
-        parts=parts_of(cost, 0.0 if plan.cluster is None else plan.cluster.step_s),
-        compute_s=ByPhase(**dict(zip(PHASES, cost.compute_s, strict=True))),
-        communication_s=ByPhase(**dict(zip(PHASES, cost.communication_s, strict=True))),
-        hidden_s=cost.hidden_s,
-        gradients_s=cost.gradients_s,
-        exposed_s=cost.exposed_s,
-        bubble_s=cost.bubble_s,
-        transfer_s=cost.transfer_s,
-        bucket_bytes=cost.bucket_bytes,
-        collectives=cost.collectives,
-        memory_bytes=cost.memory_bytes,
-        memory=BytesByKind(cost.weight_bytes, cost.state_bytes, live),
-        gradient_bytes=cost.gradient_bytes,
-        activation_bytes=cost.activation_bytes,
-        host_slot_bytes=cost.host_slot_bytes,
-        host_activation_bytes=cost.host_activation_bytes,
-    )
+    changed: dict[str, Any] = {
+        "parts": parts_of(cost, 0.0 if plan.cluster is None else plan.cluster.step_s),
+        "compute_s": ByPhase(**dict(zip(PHASES, cost.compute_s, strict=True))),
+        "communication_s": ByPhase(**dict(zip(PHASES, cost.communication_s, strict=True))),
+        "memory": BytesByKind(cost.weight_bytes, cost.state_bytes, live),
+    }
+    names = {field.name for field in dataclasses.fields(Cost)} - {*changed}
+    return Cost(**changed, **{name: getattr(cost, name) for name in names})
 
 
 def parts_of(cost: PricedCost, step_s: float) -> tuple[PartOfStep, ...]:
