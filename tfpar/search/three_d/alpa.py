@@ -29,10 +29,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfpar.cluster.description import Cluster
-from tfpar.cost.collectives import collective_seconds
+from tfpar.search.three_d.durations import exchange_seconds, packed
 from tfpar.search.three_d.model import Model
-from tfpar.search.three_d.table import Case
-from tfpar.spec import Mesh, PlanError
+from tfpar.search.three_d.table import Exchange, Layout
+from tfpar.spec import PlanError
 
 
 class AlpaStage(NamedTuple):
@@ -131,33 +131,31 @@ class Stages:
         return self.model.table.layers[layer]
 
     def _shapes(self, size: int) -> Iterator[tuple[int, int]]:
-        for tensor in sorted({case.tensor for case in self.model.table.kind(0).seconds}):
+        device = self.model.cluster.devices[0].name
+        for tensor in sorted({tensor for tensor, _ in self.model.table.shapes}):
             data, rest = divmod(size, tensor)
             if not rest and data and self.microbatch % data == 0:
-                case = Case(self.model.cluster.devices[0].name, tensor, self.microbatch // data)
-                if self.model.table.has(case):
+                layout = Layout(data, tensor, self.microbatch // data)
+                if self.model.table.has([device], layout):
                     yield data, tensor
 
     def _price(self, kinds: tuple[tuple[str, int], ...], data: int, tensor: int) -> _Priced:
-        table, share = self.model.table, self.microbatch // data
-        case = Case(self.model.cluster.devices[0].name, tensor, share)
-        seconds = fixed = kept = gradients = 0.0
+        table, layout = self.model.table, Layout(data, tensor, self.microbatch // data)
+        device, part = self.model.cluster.devices[0].name, _first(self.model.cluster, data * tensor)
+        seconds = fixed = kept = update = 0.0
+        once: list[Exchange] = []
+        sizes: tuple[int, ...] = ()
         for name, count in kinds:
-            kind = table.kinds[name]
-            summed = self._sum(data, tensor, 1, share * kind.reduced_bytes)
-            seconds += count * (sum(table.passes(name, case)) + 2 * summed)
-            fixed += count * kind.fixed_bytes / tensor
-            kept += count * kind.kept_bytes * share / tensor
-            gradients += count * kind.gradient_bytes / tensor
-        sync = self._sum(data, tensor, 0, gradients) / self.count
+            cost = table.cost(name, layout)
+            exchanged = exchange_seconds((*cost.forward, *cost.backward), cost.sizes, part)
+            seconds += count * (sum(table.passes(name, device, layout)) + exchanged)
+            fixed += count * cost.fixed_bytes
+            kept += count * cost.kept_bytes
+            once += [*cost.sums, *cost.gathers] * count
+            update += count * cost.update_s.get(device, 0.0)
+            sizes = cost.sizes
+        sync = (exchange_seconds(packed(once), sizes, part) + update) / self.count
         return _Priced(seconds + sync, data, tensor, fixed, kept)
-
-    def _sum(self, data: int, tensor: int, axis: int, num_bytes: float) -> float:
-        if not num_bytes or (data, tensor)[axis] == 1:
-            return 0.0
-        part = _first(self.model.cluster, data * tensor)
-        mesh = Mesh.of([data, tensor])
-        return collective_seconds("all_reduce", (axis,), num_bytes, mesh, part)
 
 
 def _best(stages: Stages, limit: float) -> AlpaPlan | None:
@@ -228,7 +226,7 @@ def _under(
 
 def _microbatches(model: Model) -> list[int]:
     """Sizes of microbatches, of all copies together, that divide the batch."""
-    own = {case.microbatch for case in model.table.kind(0).seconds}
+    own = {microbatch for _, microbatch in model.table.shapes}
     found = {size * data for size in own for data in range(1, model.cluster.size + 1)}
     return sorted(size for size in found if model.batch % size == 0)
 

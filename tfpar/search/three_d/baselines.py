@@ -17,6 +17,7 @@ from tfpar.search.three_d.model import Model
 from tfpar.search.three_d.space import Space, even
 from tfpar.search.three_d.stored import fits
 from tfpar.search.three_d.strategy import Strategy
+from tfpar.search.three_d.table import Layout
 
 
 def megatron(model: Model) -> list[Strategy]:
@@ -89,8 +90,9 @@ def _all_as_the_slowest(model: Model) -> Cluster:
     table = model.table
 
     def seconds(name: str) -> float:
-        cases = [case for case in table.kind(0).seconds if case.device == name]
-        return sum(sum(table.passes(kind, case)) for kind in table.layers for case in cases)
+        layouts = [Layout(d.data, d.tensor, d.microbatch) for d in Space(model).degrees]
+        layouts = [one for one in layouts if table.has([name], one)]
+        return sum(sum(table.passes(kind, name, one)) for kind in table.layers for one in layouts)
 
     slowest = max(cluster.devices, key=lambda device: seconds(device.name))
     slowest = dataclasses.replace(
