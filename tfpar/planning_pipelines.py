@@ -8,12 +8,13 @@ import functools
 from collections.abc import Sequence
 
 from tfpar.cluster.description import Cluster
-from tfpar.constraints import Constraint, PutInStage
-from tfpar.constraints.stages import check_stages
+from tfpar.constraints import Constraint
+from tfpar.constraints.stages import check_stages, least_stages
 from tfpar.pipeline import AUTO, Pipeline
 from tfpar.planning import Find, Request, StepSearch, as_requested
 from tfpar.planning_priced import cost_on_one_device, with_shares
 from tfpar.planning_rivals import Enough, repriced_plan, with_idle_times, with_turning_point
+from tfpar.planning_strategies import search_strategies
 from tfpar.plans import Plan
 from tfpar.search.gain import LEAST_SECONDS, rhino_seconds
 from tfpar.search.model.folded_model import folded_model
@@ -33,6 +34,10 @@ def searching(settings: Settings, constraints: Sequence[Constraint]) -> Find:
     Without `pipeline=`, pipelines are searched where they can pay: see `needs_no_stages`.
     Constraints speak of a mesh as it is, which is then not divided among stages unasked.
     """
+    if settings.pipeline_search is not None:
+        return functools.partial(
+            search_strategies, asked=settings.pipeline_search, enough=fast_as_the_work
+        )
     if settings.pipeline == AUTO:
         why = "what was found is nearly as fast as the work alone, spread evenly over all ranks"
         return functools.partial(search_pipeline, enough=fast_as_the_work, why_enough=why)
@@ -189,7 +194,7 @@ def search_pipeline(
         return found or plan
 
     def restaged(plan: Plan, pipeline: Pipeline) -> Plan | None:
-        if _least_stages(request) > 1:  # which number stages as they are
+        if least_stages(request.constraints) > 1:  # which number stages as they are
             return None
         problem = problems[pipeline.order.num_actors]
         with report.at(_name(pipeline)):
@@ -201,7 +206,7 @@ def search_pipeline(
                 return None
             return told(shared(found, plan, problem))
 
-    stages = numbers_of_stages(request.mesh, _least_stages(request))
+    stages = numbers_of_stages(request.mesh, least_stages(request.constraints))
     ways = Ways(planned, repriced, scheduled, is_enough, why_enough, promised, restaged)
     plan = choose_pipeline(stages, batch_size, ways, limit, request.mesh.size)
     if plan.cost is None and why_enough:  # what is to be told was asked for
@@ -227,12 +232,6 @@ def _name(pipeline: Pipeline | None) -> str:
     stages, count = pipeline.order.num_stages, pipeline.order.num_microbatches
     again = ", recomputing" if pipeline.recompute else ""
     return f"{f'{stages} stages' if stages > 1 else 'no stages'}, {count} microbatches{again}"
-
-
-def _least_stages(request: Request) -> int:
-    """As many stages as constraints speak of."""
-    named = [c.index + 1 for c in request.constraints if isinstance(c, PutInStage)]
-    return max(named, default=1)
 
 
 def _check_work(plan: Plan) -> None:

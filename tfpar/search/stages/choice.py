@@ -279,7 +279,7 @@ class _Search:
             first = self._first(tries)
         except (PlanError, ScheduleError, SpecError) as error:
             self.errors[number] = error
-            self.lost.append(Rival(_stages_text(number), None, _reason(error)))
+            self.lost.append(Rival(_stages_text(number), None, reason_of(error)))
             return
         if first.cost is None:
             self.unpriced = first
@@ -457,7 +457,8 @@ def _stages_text(number: int) -> str:
     return "no stages" if number == 1 else f"{number} stages"
 
 
-def _reason(error: TfparError) -> str:
+def reason_of(error: TfparError) -> str:
+    """Why there is no plan, in a few words."""
     if isinstance(error, MemoryLimitError):
         return f"a rank would store {format_bytes(error.needed_bytes)}"
     return str(error).split(". ")[0].rstrip(".")

@@ -76,13 +76,16 @@ def random_search(
     return evaluation.chosen(over=over)
 
 
-def alpa(model: Model) -> AlpaPlan:
+def alpa(model: Model, equal: bool = False) -> AlpaPlan:
     """What Alpa's two levels find, to which all machines are as the slowest device and link.
+
+    Args:
+        equal: all stages have submeshes of one shape.
 
     Raises:
         PlanError: nothing fits.
     """
-    return best_alpa(dataclasses.replace(model, cluster=_all_as_the_slowest(model)))
+    return best_alpa(dataclasses.replace(model, cluster=_all_as_the_slowest(model)), equal)
 
 
 def _all_as_the_slowest(model: Model) -> Cluster:

@@ -245,6 +245,8 @@ def _degrees(model: Model) -> Iterator[Degrees]:
                 if data % degree == 0 and table.has(names, Layout(data, tensor, microbatch, degree))
             ]
             for virtual in VIRTUAL:
+                if virtual > model.most_virtual:
+                    break
                 if virtual == 1 or 1 < stages <= microbatches:
                     if stages * virtual <= len(table):
                         for degree in experts:
