@@ -23,6 +23,7 @@ from tfpar.constraints.stages import check_stages
 from tfpar.ir.roles import COMPRESSIONS
 from tfpar.pipeline import AUTO, Pipeline, Schedule
 from tfpar.pipeline.generators import generate
+from tfpar.pipeline.pipeline import ENUMERATE
 from tfpar.pipeline.statistics import BatchStatisticsOf
 from tfpar.plans import Offload, Plan
 from tfpar.plans.alike import runs_as
@@ -57,6 +58,7 @@ class Settings:
         compression: the dtype in which gradients travel; None: their own.
         pipeline: the stages and microbatches of a training step; None: as the plan says; AUTO: as
             the planner finds.
+        pipeline_search: how, where it is not by enumeration.
     """
 
     mesh: Mesh | None = None
@@ -74,6 +76,7 @@ class Settings:
     offload: Offload | None = None
     chunks: int | None = None
     pipeline: Pipeline | Literal["auto"] | None = None
+    pipeline_search: Pipeline | None = None
     early_collectives: bool | None = None
     trials: Trials | None = None
     verbose: bool = True
@@ -104,6 +107,7 @@ class Settings:
             offload=optional(_offload, "offload", options.offload),
             chunks=optional(_chunks, "chunks", options.chunks),
             pipeline=optional(_pipeline, "pipeline", options.pipeline),
+            pipeline_search=_pipeline_search(options.pipeline),
             early_collectives=optional(flag, "early_collectives", options.early_collectives),
             trials=optional(_trials, "trials", options.trials),
             verbose=_verbose("verbose", options.verbose),
@@ -249,6 +253,8 @@ def _chunks(name: str, value: Any) -> int:
 def _pipeline(name: str, value: Any) -> Pipeline | Literal["auto"]:
     if isinstance(value, str) and value == AUTO:
         return AUTO
+    if isinstance(value, Pipeline) and value.is_searched:
+        return AUTO
     if not isinstance(value, Pipeline):
         expected = "a tap.Pipeline, such as tap.Pipeline(microbatches=4), or 'auto'"
         raise refused(name, value, expected)
@@ -260,6 +266,12 @@ def _pipeline(name: str, value: Any) -> Pipeline | Literal["auto"]:
             "again",
         )
     return value
+
+
+def _pipeline_search(value: Any) -> Pipeline | None:
+    """A pipeline that is searched for otherwise than by `"auto"` alone."""
+    is_searched = isinstance(value, Pipeline) and value.is_searched
+    return value if is_searched and value.search != ENUMERATE else None
 
 
 def _check_agreed(plan: Plan, pipeline: Pipeline) -> None:

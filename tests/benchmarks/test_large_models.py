@@ -34,7 +34,7 @@ def test_operations_are_those_of_the_published_formula():
 def test_weights_of_glam_are_those_that_its_layers_store():
     """1.2 T in the paper, of which a token meets 96.6 G."""
     table = SETUPS["glam-1t"].model.table
-    stored = sum(table.kind(layer).weight_bytes for layer in range(len(table))) / 2
+    stored = sum(table.kinds[table.layers[layer]].weight_bytes for layer in range(len(table))) / 2
     assert stored == pytest.approx(GLAM.parameters)
     assert stored == pytest.approx(1.2e12, rel=0.05)
     sparse = table.kinds["sparse"]

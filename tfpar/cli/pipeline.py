@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Literal
 
-from tfpar.pipeline import AUTO, Pipeline, Schedule
+from tfpar.pipeline import AUTO, SEARCHES, Pipeline, Schedule
 from tfpar.pipeline.generators import FAMILIES
 from tfpar.pipeline.statistics import BATCH_STATISTICS
 from tfpar.readable import UnreadableError
@@ -20,6 +20,18 @@ def add_pipeline(parser: argparse.ArgumentParser) -> None:
         metavar="N|auto",
         help="sets of ranks of a pipeline; auto: as many as are best, with the microbatches that "
         "are (default: 1)",
+    )
+    parser.add_argument(
+        "--search",
+        choices=SEARCHES,
+        help="how --stages auto looks for a pipeline: enumerate (default) tries each number of "
+        "stages; the others choose stages, layout, placement and microbatches together",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        metavar="N",
+        help="of --search anneal or random: the same seed finds the same plan (default: 0)",
     )
     parser.add_argument(
         "--microbatches",
@@ -60,6 +72,8 @@ def pipeline_of(options: argparse.Namespace) -> Pipeline | Literal["auto"] | Non
     """
     stages, microbatches, schedule = options.stages, options.microbatches, options.schedule
     exact = options.batch_statistics == BATCH_STATISTICS[0]
+    if stages != AUTO and (options.search is not None or options.seed is not None):
+        raise TfparError("--search and --seed are for --stages auto: add it, or leave them out.")
     if stages is None and microbatches is None and schedule is None and exact:
         return None
     if stages == AUTO:
@@ -68,7 +82,10 @@ def pipeline_of(options: argparse.Namespace) -> Pipeline | Literal["auto"] | Non
                 "--stages auto finds microbatches and schedule itself: leave out --microbatches, "
                 "--schedule and --batch-statistics, or give a number of stages."
             )
-        return AUTO
+        search, seed = options.search, options.seed
+        if search is None and seed is None:
+            return AUTO
+        return Pipeline(AUTO, search=search or SEARCHES[0], seed=seed or 0)
     if schedule is not None and schedule not in (*FAMILIES, AUTO):
         try:
             return Pipeline(

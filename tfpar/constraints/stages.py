@@ -50,6 +50,11 @@ def resolve_stages(
     return {op: constraint.index for op, constraint in found.items()}
 
 
+def least_stages(constraints: Sequence[Constraint]) -> int:
+    """As many stages as constraints speak of; 1 if they speak of none."""
+    return max((c.index + 1 for c in constraints if isinstance(c, PutInStage)), default=1)
+
+
 def check_stages(constraints: Sequence[Constraint], num_stages: int) -> None:
     """Raise SpecError for a constraint that names a stage which there is not."""
     for constraint in constraints:

@@ -18,6 +18,11 @@ AUTO: Literal["auto"] = "auto"
 """In place of a `Pipeline`: the planner decides whether there is one, and which. In place of a
 schedule's name: it is picked by simulation."""
 
+ENUMERATE = "enumerate"
+
+SEARCHES = (ENUMERATE, "anneal", "exhaustive", "alpa", "megatron", "random")
+"""How a pipeline can be searched for."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Pipeline:
@@ -28,10 +33,12 @@ class Pipeline:
         Pipeline(stages=4, microbatches=8, schedule="auto")    # the fastest by prediction
         Pipeline(schedule=tap.Schedule.load("mine.csv"))
         Pipeline(microbatches=4)                               # accumulates gradients
+        Pipeline("auto", search="anneal")                      # whatever is best, or none
 
     Args:
         stages: sets of ranks, one behind the other; each runs one stage, or `virtual_stages`. By
-            default as many as a given schedule has, else 1.
+            default as many as a given schedule has, else 1. `"auto"`: the planner decides whether
+            there are any, and everything else but `search` and `seed`.
         microbatches: in which each rank's batch is cut; may be left out with a given schedule.
         schedule: `"gpipe"`, `"1f1b"`, `"interleaved"`, `"zb-h1"`, `"zb-v"`, or a `Schedule`.
             `"auto"`: the one that is simulated to be fastest for the stages that are found, of
@@ -46,22 +53,42 @@ class Pipeline:
             of one device; microbatches wait for each other, and all their activations are stored.
             `"microbatch"`: each microbatch, of all ranks ("ghost batches"). That is another model.
             Running averages move once a step, by the average over microbatches.
+        search: how `"auto"` looks for a pipeline. `"enumerate"`: each number of stages, on ranks in
+            their order, with the layout that the planner finds best. The others choose stages,
+            layout, placement and microbatches together, by what the step's layers cost in each
+            layout: `"anneal"` by simulated annealing (auto3d), `"exhaustive"` all of them, and, to
+            compare with, `"random"`, `"alpa"` (Alpa's two levels, stages alike) and `"megatron"`
+            (Megatron-LM's heuristic). What they find best is planned in full.
+        seed: of `"anneal"` and `"random"`: the same seed finds the same plan.
 
     Raises:
         ArgumentError: of another type or out of range, or not what the given schedule has; names
             it.
     """
 
-    stages: int | None = None
+    stages: int | Literal["auto"] | None = None
     microbatches: int | None = None
     schedule: str | Schedule = "1f1b"
     virtual_stages: int | None = None
     recompute: bool = False
     batch_statistics: BatchStatisticsOf = "exact"
+    search: str = ENUMERATE
+    seed: int = 0
 
     def __post_init__(self) -> None:
         flag("recompute", self.recompute)
         one_of("batch_statistics", self.batch_statistics, BATCH_STATISTICS)
+        one_of("search", self.search, SEARCHES)
+        integer("seed", self.seed, 0)
+        if self.stages == AUTO:
+            self._check_searched()
+            return
+        for name in ("search", "seed"):
+            if getattr(self, name) != _DEFAULTS[name]:
+                raise ArgumentError(
+                    f"{name} is for a pipeline that is searched: give stages='auto' with it, or "
+                    f"leave it out."
+                )
         for name in ("stages", "microbatches"):
             if getattr(self, name) is not None:
                 integer(name, getattr(self, name), 1)
@@ -79,6 +106,28 @@ class Pipeline:
             stages_of_each(self.schedule, self.virtual_stages)
         integer("microbatches", self.microbatches, 1)
         self._check_recomputed()
+
+    def _check_searched(self) -> None:
+        given = [
+            name
+            for name, default in _DEFAULTS.items()
+            if name not in ("stages", "search", "seed") and getattr(self, name) != default
+        ]
+        if given:
+            raise ArgumentError(
+                f"stages='auto' finds everything else itself: leave out {' and '.join(given)}, or "
+                f"give a number of stages."
+            )
+        if self.seed and self.search not in _DRAWING:
+            raise ArgumentError(
+                f"search={self.search!r} draws nothing at random: leave out seed, or give "
+                f"search='anneal'."
+            )
+
+    @property
+    def is_searched(self) -> bool:
+        """Whether the planner decides about everything."""
+        return self.stages == AUTO
 
     @property
     def picks_schedule(self) -> bool:
@@ -124,7 +173,15 @@ class Pipeline:
         schedule with its stages, sets of ranks and microbatches."""
         if isinstance(self.schedule, Schedule):
             return self.schedule
+        if self.stages == AUTO:
+            raise ArgumentError("A pipeline that is searched for has no order yet.")
         microbatches, name = integer("microbatches", self.microbatches, 1), self.schedule
         if self.picks_schedule:
             name = "1f1b" if self.virtual_stages in (None, 1) else "gpipe"
         return generate(name, self.stages or 1, microbatches, self.virtual_stages)
+
+
+_DRAWING = "anneal", "random"
+"""The searches that draw at random."""
+
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(Pipeline)}

@@ -12,6 +12,7 @@ import math
 from tfpar.cluster.description import Cluster
 from tfpar.pipeline import Pipeline
 from tfpar.plans import Plan
+from tfpar.search.meshes import LogicalMesh
 from tfpar.search.problem import Problem
 
 Order = tuple[int, ...]
@@ -45,11 +46,13 @@ class NewLayout:
         pipeline: its stages and microbatches; None: one of each.
         ranks: of its actors.
         machines: for those of one actor it is searched; None: the first actor's.
+        meshes: the logical meshes of a stage to choose from; none: all.
     """
 
     pipeline: Pipeline | None
     ranks: Order = ()
     machines: Cluster | None = None
+    meshes: tuple[LogicalMesh, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

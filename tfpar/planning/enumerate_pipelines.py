@@ -263,7 +263,7 @@ class EnumeratePipelines(Placing):
             first = yield from self._first(tries)
         except (PlanError, ScheduleError, SpecError) as error:
             self._errors[number] = error
-            self._lost.append(Rival(_stages_text(number), None, _reason(error)))
+            self._lost.append(Rival(_stages_text(number), None, reason_of(error)))
             return
         if first.plan.cost is None:
             self._unpriced = first
@@ -445,7 +445,8 @@ def _stages_text(number: int) -> str:
     return "no stages" if number == 1 else f"{number} stages"
 
 
-def _reason(error: TfparError) -> str:
+def reason_of(error: TfparError) -> str:
+    """Why there is no plan, in a few words."""
     if isinstance(error, MemoryLimitError):
         return f"a rank would store {format_bytes(error.needed_bytes)}"
     return str(error).split(". ")[0].rstrip(".")

@@ -9,14 +9,15 @@ from collections.abc import Sequence
 
 from tfpar.constraints import Constraint
 from tfpar.constraints.stages import check_stages
-from tfpar.pipeline import AUTO
-from tfpar.planning.drive import search_plan
+from tfpar.pipeline import AUTO, Pipeline
+from tfpar.planning.drive import PipelineSearch, search_plan
 from tfpar.planning.enumerate_pipelines import EnumeratePipelines, numbers_of_stages
 from tfpar.planning.placing import GivenPipeline
 from tfpar.planning.request import PlanRequest
 from tfpar.planning.sensitivity import attach_break_even, attach_idle_times
 from tfpar.planning.step_search import StepEvaluator, StepSearch
 from tfpar.planning.stopping import Enough, needs_no_stages, reaches_compute_bound
+from tfpar.planning.strategy_search import StrategySearch
 from tfpar.plans import Plan
 from tfpar.search.problem import Problem
 from tfpar.search.so_far import SearchInterrupted
@@ -35,10 +36,12 @@ class PipelineScope:
             that is given, or none, is planned.
         why_enough: what users are told of the stages that are not searched; empty: they have not
             asked for pipelines, and are told nothing.
+        strategies: how they are searched, other than by enumeration.
     """
 
     enough: Enough | None = None
     why_enough: str = ""
+    strategies: Pipeline | None = None
 
     @property
     def is_open(self) -> bool:
@@ -63,7 +66,7 @@ def select_scope(settings: Settings, constraints: Sequence[Constraint]) -> Pipel
     Constraints speak of a mesh as it is, which is then not divided among stages unasked.
     """
     if settings.pipeline == AUTO:
-        return ALL
+        return dataclasses.replace(ALL, strategies=settings.pipeline_search)
     if settings.pipeline is None and not constraints and settings.chunks is None:
         return PipelineScope(needs_no_stages)
     return GIVEN
@@ -87,14 +90,18 @@ def search_step(
         return best.plan, best.problem
     check_stages(request.constraints, request.mesh.size)
     search.check_room(request)
-    outer = EnumeratePipelines(
-        evaluator,
-        numbers_of_stages(request.mesh, request.min_stages),
-        search.batch_size,
-        request.cluster.device.memory_bytes,
-        request.mesh.size,
-        scope.why_enough,
-    )
+    outer: PipelineSearch
+    if scope.strategies is not None:
+        outer = StrategySearch(evaluator, search, request, scope.strategies)
+    else:
+        outer = EnumeratePipelines(
+            evaluator,
+            numbers_of_stages(request.mesh, request.min_stages),
+            search.batch_size,
+            request.cluster.device.memory_bytes,
+            request.mesh.size,
+            scope.why_enough,
+        )
     result = search_plan(outer, evaluator)
     plan = result.best.plan
     if scope.why_enough:

@@ -12,6 +12,7 @@ from collections.abc import Generator, Iterator
 from tfpar.pipeline import Pipeline
 from tfpar.planning.candidates import BalancedShares, Candidate, NewLayout, Order, Proposal
 from tfpar.planning.drive import Evaluator, SearchResult
+from tfpar.search.meshes import LogicalMesh
 from tfpar.search.objective import UNCERTAINTY
 from tfpar.spec import MemoryLimitError, TfparError
 
@@ -42,8 +43,17 @@ class Placing:
             raise self.outcome
         return self.outcome
 
-    def place(self, pipeline: Pipeline | None) -> Proposing:
+    def place(
+        self,
+        pipeline: Pipeline | None,
+        order: Order | None = None,
+        meshes: tuple[LogicalMesh, ...] = (),
+    ) -> Proposing:
         """The best candidate with a new layout for a pipeline.
+
+        Args:
+            order: of ranks, the only one; None: the given one, and those that may be faster.
+            meshes: the logical meshes of a stage to choose from; none: all.
 
         Raises:
             MemoryLimitError: none fits, in whichever order.
@@ -52,14 +62,14 @@ class Placing:
         self.placed = None
         error: MemoryLimitError | None = None
         try:
-            self.placed = yield from self._place_in_order(pipeline, ())
+            self.placed = yield from self._place_in_order(pipeline, order or (), meshes)
         except MemoryLimitError as caught:
             error = caught
         given = self.placed
-        if given is None or given.plan.cost is not None:
+        if order is None and (given is None or given.plan.cost is not None):
             for ranks in self.evaluator.rank_orders(pipeline, given):
                 try:
-                    other = yield from self._place_in_order(pipeline, ranks)
+                    other = yield from self._place_in_order(pipeline, ranks, meshes)
                 except MemoryLimitError:
                     continue
                 margin = UNCERTAINTY if self.placed is given else 0.0
@@ -72,13 +82,15 @@ class Placing:
         self.placed = balanced or self.placed
         return self.placed
 
-    def _place_in_order(self, pipeline: Pipeline | None, ranks: Order) -> Proposing:
+    def _place_in_order(
+        self, pipeline: Pipeline | None, ranks: Order, meshes: tuple[LogicalMesh, ...]
+    ) -> Proposing:
         """The fastest candidate whose layout is searched for any type of its actors' machines."""
         found: list[Candidate] = []
         errors: list[MemoryLimitError] = []
         for machines in self.evaluator.machine_types(pipeline, ranks):
             try:
-                candidate = yield from self.propose(NewLayout(pipeline, ranks, machines))
+                candidate = yield from self.propose(NewLayout(pipeline, ranks, machines, meshes))
             except MemoryLimitError as error:
                 errors.append(error)
                 continue
@@ -87,7 +99,7 @@ class Placing:
             if candidate.plan.cost is None:
                 return candidate
             found.append(candidate)
-            if not ranks:
+            if self.placed is None or not ranks:
                 self.placed = _fastest(found)
         if not found:
             raise min(errors, key=lambda error: error.needed_bytes)

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from tfpar.cluster.description import Cluster
-from tfpar.constraints import Constraint, PutInStage
+from tfpar.constraints import Constraint
+from tfpar.constraints.stages import least_stages
 from tfpar.pipeline import Pipeline
 from tfpar.planning.machine_types import list_machine_types
 from tfpar.plans import Offload, Plan
@@ -59,17 +60,22 @@ class PlanRequest:
     @property
     def min_stages(self) -> int:
         """As many stages as constraints speak of."""
-        named = [c.index + 1 for c in self.constraints if isinstance(c, PutInStage)]
-        return max(named, default=1)
+        return least_stages(self.constraints)
 
-    def with_pipeline(self, pipeline: Pipeline | None) -> PlanRequest:
+    def with_pipeline(
+        self, pipeline: Pipeline | None, meshes: tuple[LogicalMesh, ...] = ()
+    ) -> PlanRequest:
         """The same for all ranks divided among the actors of a pipeline.
+
+        Args:
+            meshes: to choose from; by default as before.
 
         Raises:
             SpecError: the mesh of all ranks cannot be divided so.
         """
         actors = 1 if pipeline is None else pipeline.order.num_actors
-        return dataclasses.replace(self, mesh=self.mesh.divided(actors), pipeline=pipeline)
+        mesh = self.mesh.divided(actors)
+        return dataclasses.replace(self, mesh=mesh, pipeline=pipeline, meshes=meshes or self.meshes)
 
     def machine_types(self, ranks: Sequence[int] = ()) -> Mapping[Cluster, int]:
         """The machines on which plans are searched, and how many actors have such: those of all

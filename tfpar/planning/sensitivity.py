@@ -86,6 +86,8 @@ def attach_break_even(
     if not result.others or plan.cost is None:
         return plan
     best, rival = (dataclasses.replace(result.best, plan=plan), result.others[0])
+    if best.num_actors == rival.num_actors:
+        return plan  # which would be the choice of no search of stages
     steps = {
         one.num_actors: PlanRepricer(one, request.cluster, batch_size) for one in (best, rival)
     }

@@ -39,6 +39,7 @@ from tfpar.plans.alike import runs_as
 from tfpar.search.cache import PlanCache
 from tfpar.search.deadline import Deadline
 from tfpar.search.memory_errors import check_room
+from tfpar.search.meshes import LogicalMesh
 from tfpar.search.price import price_plan
 from tfpar.search.problem import Planner, Problem
 from tfpar.search.so_far import MakePlan, Offer, SearchInterrupted
@@ -204,8 +205,8 @@ class StepEvaluator:
     def evaluate(self, proposal: Proposal) -> Candidate | None:
         with self._request.progress.at(self._label(proposal)):
             match proposal:
-                case NewLayout(pipeline, ranks, machines):
-                    candidate = self._lay_out(pipeline, ranks, machines)
+                case NewLayout():
+                    candidate = self._lay_out(proposal)
                 case OtherMicrobatches(base, pipeline):
                     equal = dataclasses.replace(base.plan, shares={})
                     plan = reprice_plan(equal, pipeline, base.problem, self._request.cluster)
@@ -246,24 +247,24 @@ class StepEvaluator:
         slots = ActorSlots(request.cluster, request.mesh.size, request.num_actors)
         return fastest_orders(slots, self._workload(pipeline, given), given is not None)
 
-    def _lay_out(
-        self, pipeline: Pipeline | None, ranks: Order, machines: Cluster | None
-    ) -> Candidate | None:
-        """The planner's layout for a pipeline, as it fits; see `NewLayout`."""
-        request = self._asked(pipeline)
+    def _lay_out(self, proposal: NewLayout) -> Candidate | None:
+        """The planner's layout for a pipeline, as it fits."""
+        pipeline, machines = proposal.pipeline, proposal.machines
+        request = self._asked(pipeline, proposal.meshes)
         with request.progress.at("", request.budget.seconds):
             problem = self._search.problem(request)
             if not _has_stages(pipeline):
                 asked = problem if pipeline is not None else problem.telling(self._tell_of(problem))
                 return Candidate(self._search.find_layout(asked, request), problem)
             problem = problem if machines is None else problem.on(machines)
-            fit = StagedFit(_StagedStep(self, request, problem, self._ranks(ranks)))
+            fit = StagedFit(_StagedStep(self, request, problem, self._ranks(proposal.ranks)))
             with fit.interruptible():
                 key = self._key(problem, request)
                 if key not in self._layouts:
                     self._layouts[key] = self._search.find_layout(problem, request)
                 layout = self._layouts[key]
-                there = self._evaluated.setdefault((pipeline, ranks), set())
+                where = pipeline, proposal.ranks, proposal.meshes
+                there = self._evaluated.setdefault(where, set())
                 if runs_as(layout) in there:
                     return None  # in stages it is what was found for other machines
                 plan = fit.run(layout)
@@ -278,7 +279,7 @@ class StepEvaluator:
         return self._layouts[key]
 
     def _key(self, problem: Problem, request: PlanRequest) -> Hashable:
-        return request.pipeline, likeness(problem.cluster), problem.memory_limit
+        return request.pipeline, request.meshes, likeness(problem.cluster), problem.memory_limit
 
     def assign(
         self,
@@ -338,12 +339,14 @@ class StepEvaluator:
         links = max(1, 2 * (pipeline.order.num_stages - 1))
         return PlacementWorkload(seconds_on, weights, sent / links, pipeline.order.num_microbatches)
 
-    def _asked(self, pipeline: Pipeline | None) -> PlanRequest:
+    def _asked(
+        self, pipeline: Pipeline | None, meshes: tuple[LogicalMesh, ...] = ()
+    ) -> PlanRequest:
         """The request for a pipeline."""
         if self._request.pipeline is not None:
             assert pipeline == self._request.pipeline, "the pipeline that is given"
             return self._request
-        return self._request.with_pipeline(pipeline)
+        return self._request.with_pipeline(pipeline, meshes)
 
     def _ranks(self, ranks: Order) -> Order:
         return ranks or self._request.ranks or ()

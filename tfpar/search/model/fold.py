@@ -45,6 +45,7 @@ class Folded:
         rows: the ops of `graph` that stand at one place of a block, and so run alike.
         stands_for: by the name of an op of `graph`, the names of all ops of the model that run as
             it does, where these are more than itself.
+        instances: the ops of `graph` that make up each instance that was kept of a repeated block.
     """
 
     graph: Graph
@@ -55,6 +56,7 @@ class Folded:
     copies: Mapping[Op, Op]
     rows: Sequence[Sequence[Op]]
     stands_for: Mapping[str, Sequence[str]]
+    instances: Sequence[Sequence[Op]]
 
 
 @dataclasses.dataclass(eq=False)
@@ -355,4 +357,7 @@ def _finish(
             block_of.update((v.name, number) for v in group)
     groups += [[v] for v in result.variables if v.name not in block_of]
     repeated = {copies[op]: n for op, n in times.items() if op in copies}
-    return Folded(result, repeated, twins, groups, block_of, copies, rows, stands_for)
+    instances = [
+        [copies[op] for op in repeat.instances[i]] for repeat in grown for i in kept[id(repeat)]
+    ]
+    return Folded(result, repeated, twins, groups, block_of, copies, rows, stands_for, instances)

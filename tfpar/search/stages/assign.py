@@ -108,7 +108,8 @@ def assign(
     if start is None or (rooms is not None and not rooms.have_room(graph, start)):
         raise NothingFits(f"The devices of {num_stages} stages have no room for the units of each.")
     average = average_seconds(graph.seconds, paces)
-    most_seconds = max(average * (1 + tolerance), max(graph.stage_seconds(start, paces)))
+    slowest = max(graph.stage_seconds(start, paces))
+    most_seconds = max(average * (1 + tolerance), slowest)
     gap = 0.0 if chain else math.inf
     deadline.check()
     narrowed: Bounds = balanced_bounds(graph, bounds, num_stages, most_seconds, paces) or bounds
@@ -127,7 +128,9 @@ def assign(
     for looser in LOOSER:
         if not links.keep(graph, best.stages, paces):
             break
-        most, least = average * (1 + looser), average * (1 - looser)
+        # Where a unit alone takes longer than that, what follows it may still stay with it.
+        most = max(average * (1 + looser), slowest * (1 + tolerance))
+        least = average * (1 - looser)
         found = least_sent_in_order(graph, bounds, most, paces, rooms, least)
         if found is not None and (rooms is None or rooms.have_room(graph, found)):
             other = _assignment(graph, found, paces, most, 0.0 if chain else math.inf)

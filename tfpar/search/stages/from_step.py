@@ -36,7 +36,7 @@ from tfpar.search.stages.rooms import Laid, NothingFits
 from tfpar.search.stages.units import Flow, TiedWeight, Unit, UnitGraph
 from tfpar.spec import PlanError
 
-_Level = Mapping[Op, Hashable]
+Level = Mapping[Op, Hashable]
 """By op, what it belongs to; levels from the coarsest to the finest."""
 
 
@@ -97,7 +97,7 @@ def assign_step(
     depth = dict.fromkeys(ops, 0)
     best, least = None, (True, math.inf)
     while True:
-        parts = _parts(ops, joined, levels, given, depth)
+        parts = parts_in_order(ops, joined, levels, given, depth)
         units = _step_units(graph, roles, seconds, parts, given)
         found = len(parts) < num_stages, _slowest(units.graph, paces)
         if best is None or found < least or math.isinf(found[1]):
@@ -155,7 +155,7 @@ def _slowest(graph: UnitGraph, paces: Paces) -> float:
     return math.inf if stages is None else max(graph.stage_seconds(stages, paces))
 
 
-def _levels(graph: Graph, roles: Roles, ops: Sequence[Op]) -> list[_Level]:
+def _levels(graph: Graph, roles: Roles, ops: Sequence[Op]) -> list[Level]:
     nodes = cluster(graph, roles)
     signatures = Signatures(Constants(graph), roles)
     repeats = repeated_blocks(nodes, prune_graph(nodes, signatures), signatures)
@@ -173,16 +173,18 @@ def _levels(graph: Graph, roles: Roles, ops: Sequence[Op]) -> list[_Level]:
     return [by_block, by_node, {op: op for op in ops}]
 
 
-def _parts(
+def parts_in_order(
     ops: Sequence[Op],
     joined: Sequence[tuple[Op, Op]],
-    levels: Sequence[_Level],
+    levels: Sequence[Level],
     fixed: Mapping[Op, int],
     depth: dict[Op, int],
 ) -> list[list[Op]]:
     """The ops of each unit, in a topological order.
 
     Args:
+        joined: ops that stay together.
+        levels: see `Level`.
         depth: the level of each op at the start; where that cannot be, it becomes a deeper one.
     """
     place = {op: i for i, op in enumerate(ops)}

@@ -31,10 +31,11 @@ from numpy.typing import NDArray
 
 from tfpar.cluster.description import Cluster
 from tfpar.cost.closed_form import pipeline_seconds
-from tfpar.cost.collectives import collective_seconds
+from tfpar.search.three_d.durations import exchange_seconds, packed
 from tfpar.search.three_d.model import Model
-from tfpar.search.three_d.table import Case
-from tfpar.spec import Mesh, PlanError
+from tfpar.search.three_d.strategy import Strategy
+from tfpar.search.three_d.table import Exchange, Layout
+from tfpar.spec import PlanError
 
 
 class AlpaStage(NamedTuple):
@@ -64,16 +65,30 @@ class AlpaPlan:
     microbatch: int
     seconds: float
 
+    def strategy(self) -> Strategy:
+        """The plan as a strategy, of stages that are alike.
+
+        Raises:
+            PlanError: they are not.
+        """
+        shapes = {(stage.data, stage.tensor) for stage in self.stages}
+        if len(shapes) > 1:
+            raise PlanError(f"Stages of {self} have ranks in different shapes.")
+        ((data, tensor),) = shapes
+        counts = tuple(len(stage.layers) for stage in self.stages)
+        return Strategy(data, tensor, self.microbatch // data, counts)
+
     def __str__(self) -> str:
         stages = " + ".join(f"{len(s.layers)} on {s.data} x {s.tensor}" for s in self.stages)
         return f"{len(self.stages)} stages, microbatches of {self.microbatch}, layers {stages}"
 
 
-def alpa(model: Model) -> AlpaPlan:
+def alpa(model: Model, equal: bool = False) -> AlpaPlan:
     """The plan that takes least by the objective of the outer level.
 
     Args:
         model: on devices that are alike; `baselines.alpa` makes them so.
+        equal: all stages have submeshes of one shape.
 
     Raises:
         PlanError: nothing fits, or the machines are not alike.
@@ -82,8 +97,10 @@ def alpa(model: Model) -> AlpaPlan:
         raise PlanError("Alpa takes all devices to be alike; give it the slowest in place of each.")
     best: AlpaPlan | None = None
     for microbatch in _microbatches(model):
-        limit = math.inf if best is None else best.seconds
-        best = _best(Stages(model, microbatch), limit) or best
+        stages = Stages(model, microbatch)
+        for some in stages.of_one_shape() if equal else [stages]:
+            limit = math.inf if best is None else best.seconds
+            best = _best(some, limit) or best
     if best is None:
         raise PlanError(f"No strategy fits into the memory of {model.cluster.name!r}.")
     return best
@@ -102,19 +119,31 @@ class _Priced(NamedTuple):
 class Stages:
     """What runs of layers take on submeshes: the inner level.
 
+    Args:
+        shape: the only one that a submesh may have, if any.
+
     Attributes:
         count: of microbatches.
         sizes: devices of each submesh: powers of two within a machine, or whole machines.
     """
 
-    def __init__(self, model: Model, microbatch: int) -> None:
-        self.model, self.microbatch = model, microbatch
+    def __init__(self, model: Model, microbatch: int, shape: tuple[int, int] | None = None) -> None:
+        self.model, self.microbatch, self._shape = model, microbatch, shape
         self.count = model.batch // microbatch
         self._priced: dict[tuple[tuple[tuple[str, int], ...], int], list[_Priced]] = {}
         machines = model.cluster.machines
         each = machines.count(machines[0])
         within = [2**power for power in range(each.bit_length()) if 2**power < each]
         self.sizes = [*within, *(n * each for n in range(1, len(machines) // each + 1))]
+        if shape is not None:
+            self.sizes = [size for size in self.sizes if size == math.prod(shape)]
+
+    def of_one_shape(self) -> Iterator[Stages]:
+        """Those whose submeshes all have the same shape, of each that there is."""
+        for size in self.sizes:
+            if self.model.cluster.size % size == 0:
+                for shape in self._shapes(size):
+                    yield Stages(self.model, self.microbatch, shape)
 
     def best(self, layers: range, size: int, in_flight: int) -> tuple[float, AlpaStage | None]:
         """Seconds of a microbatch, its share of the sum of gradients included, and the shape."""
@@ -133,33 +162,34 @@ class Stages:
         return self.model.table.layers[layer]
 
     def _shapes(self, size: int) -> Iterator[tuple[int, int]]:
-        for tensor in sorted({case.tensor for case in self.model.table.kind(0).seconds}):
+        device = self.model.cluster.devices[0].name
+        if self._shape is not None:
+            yield self._shape
+            return
+        for tensor in sorted({tensor for tensor, _ in self.model.table.shapes}):
             data, rest = divmod(size, tensor)
             if not rest and data and self.microbatch % data == 0:
-                case = Case(self.model.cluster.devices[0].name, tensor, self.microbatch // data)
-                if self.model.table.has(case):
+                layout = Layout(data, tensor, self.microbatch // data)
+                if self.model.table.has([device], layout):
                     yield data, tensor
 
     def _price(self, kinds: tuple[tuple[str, int], ...], data: int, tensor: int) -> _Priced:
-        table, share = self.model.table, self.microbatch // data
-        case = Case(self.model.cluster.devices[0].name, tensor, share)
-        seconds = fixed = kept = gradients = 0.0
+        table, layout = self.model.table, Layout(data, tensor, self.microbatch // data)
+        device, part = self.model.cluster.devices[0].name, _first(self.model.cluster, data * tensor)
+        seconds = fixed = kept = update = 0.0
+        once: list[Exchange] = []
+        sizes: tuple[int, ...] = ()
         for name, count in kinds:
-            kind = table.kinds[name]
-            summed = self._sum(data, tensor, 1, share * kind.reduced_bytes)
-            seconds += count * (sum(table.passes(name, case)) + 2 * summed)
-            fixed += count * kind.fixed_bytes / tensor
-            kept += count * kind.kept_bytes * share / tensor
-            gradients += count * kind.gradient_bytes / tensor
-        sync = self._sum(data, tensor, 0, gradients) / self.count
+            cost = table.cost(name, layout)
+            exchanged = exchange_seconds((*cost.forward, *cost.backward), cost.sizes, part)
+            seconds += count * (sum(table.passes(name, device, layout)) + exchanged)
+            fixed += count * cost.fixed_bytes
+            kept += count * cost.kept_bytes
+            once += [*cost.sums, *cost.gathers] * count
+            update += count * cost.update_s.get(device, 0.0)
+            sizes = cost.sizes
+        sync = (exchange_seconds(packed(once), sizes, part) + update) / self.count
         return _Priced(seconds + sync, data, tensor, fixed, kept)
-
-    def _sum(self, data: int, tensor: int, axis: int, num_bytes: float) -> float:
-        if not num_bytes or (data, tensor)[axis] == 1:
-            return 0.0
-        part = _first(self.model.cluster, data * tensor)
-        mesh = Mesh.of([data, tensor])
-        return collective_seconds("all_reduce", (axis,), num_bytes, mesh, part)
 
 
 def _best(stages: Stages, limit: float) -> AlpaPlan | None:
@@ -230,7 +260,7 @@ def _under(
 
 def _microbatches(model: Model) -> list[int]:
     """Sizes of microbatches, of all copies together, that divide the batch."""
-    own = {case.microbatch for case in model.table.kind(0).seconds}
+    own = {microbatch for _, microbatch in model.table.shapes}
     found = {size * data for size in own for data in range(1, model.cluster.size + 1)}
     return sorted(size for size in found if model.batch % size == 0)
 

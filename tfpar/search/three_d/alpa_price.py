@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-from tfpar.cost.collectives import collective_seconds
 from tfpar.cost.pipeline import simulate
 from tfpar.cost.stages import Network, StageCost
 from tfpar.cost.timeline import Timeline
@@ -12,9 +11,9 @@ from tfpar.pipeline.generators import generate
 from tfpar.pipeline.graph import task_graph
 from tfpar.pipeline.stage_graph import StageGraph, StageLink
 from tfpar.search.three_d.alpa import AlpaPlan, AlpaStage
+from tfpar.search.three_d.durations import exchange_seconds, packed
 from tfpar.search.three_d.model import Model
-from tfpar.search.three_d.table import Case
-from tfpar.spec import Mesh
+from tfpar.search.three_d.table import Layout
 
 
 def simulated_alpa(model: Model, plan: AlpaPlan) -> Timeline:
@@ -28,9 +27,11 @@ def simulated_alpa(model: Model, plan: AlpaPlan) -> Timeline:
     links, pairs = [], {}
     for s, (one, other) in enumerate(itertools.pairwise(ranks)):
         reader = plan.stages[s + 1]
-        last = model.table.kind(plan.stages[s].layers[-1])
-        num_bytes = last.sent_bytes * plan.microbatch * reader.tensor
-        links.append(StageLink(s, s + 1, num_bytes, num_bytes))
+        sender = plan.stages[s]
+        last = model.table.cost_of(sender.layers[-1], _layout(plan, sender))
+        ways = sender.data * reader.tensor
+        sent, returned = ways * last.sent_bytes, ways * last.returned_bytes
+        links.append(StageLink(s, s + 1, sent, returned))
         part = 1 / len(other)
         there = [(one[i * len(one) // len(other)], rank, part) for i, rank in enumerate(other)]
         pairs[s, s + 1] = there
@@ -43,25 +44,30 @@ def simulated_alpa(model: Model, plan: AlpaPlan) -> Timeline:
 
 
 def _cost(model: Model, plan: AlpaPlan, stage: AlpaStage, ranks: range) -> StageCost:
-    table, share = model.table, plan.microbatch // stage.data
-    kinds = [table.kind(layer) for layer in stage.layers]
+    table, layout = model.table, _layout(plan, stage)
+    costs = [table.cost_of(layer, layout) for layer in stage.layers]
     names = {model.cluster.devices[rank].name for rank in ranks}
-    cases = [Case(name, stage.tensor, share) for name in names]
-    each = [[table.passes(table.layers[layer], case) for case in cases] for layer in stage.layers]
-    mesh, part = Mesh.of([stage.data, stage.tensor]), model.cluster.part(ranks)
-
-    def summed(axis: int, num_bytes: float) -> float:
-        if not num_bytes:
-            return 0.0
-        return collective_seconds("all_reduce", (axis,), num_bytes, mesh, part)
-
-    summing = sum(summed(1, share * kind.reduced_bytes) for kind in kinds)
+    each = [
+        [table.passes(table.layers[layer], name, layout) for name in names]
+        for layer in stage.layers
+    ]
+    sizes, part = costs[0].sizes, model.cluster.part(ranks)
+    forward, backward = (
+        sum(exchange_seconds(found, sizes, part) for found in exchanged)
+        for exchanged in ([c.forward for c in costs], [c.backward for c in costs])
+    )
+    once = packed(e for cost in costs for e in (*cost.sums, *cost.gathers))
+    update = sum(max(c.update_s.get(name, 0.0) for name in names) for c in costs if c.update_s)
     return StageCost(
         {
-            "F": summing + sum(max(passes.forward for passes in layer) for layer in each),
-            "B": summing + sum(max(passes.backward for passes in layer) for layer in each),
+            "F": forward + sum(max(passes.forward for passes in layer) for layer in each),
+            "B": backward + sum(max(passes.backward for passes in layer) for layer in each),
         },
-        fixed_bytes=sum(kind.fixed_bytes for kind in kinds) / stage.tensor,
-        kept_bytes=sum(kind.kept_bytes for kind in kinds) * share / stage.tensor,
-        reduction_s=summed(0, sum(kind.gradient_bytes for kind in kinds) / stage.tensor),
+        fixed_bytes=sum(cost.fixed_bytes for cost in costs),
+        kept_bytes=sum(cost.kept_bytes for cost in costs),
+        reduction_s=exchange_seconds(once, sizes, part) + update,
     )
+
+
+def _layout(plan: AlpaPlan, stage: AlpaStage) -> Layout:
+    return Layout(stage.data, stage.tensor, plan.microbatch // stage.data)

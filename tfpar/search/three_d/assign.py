@@ -15,7 +15,7 @@ from tfpar.search.three_d.durations import (
     transfer_rates,
 )
 from tfpar.search.three_d.model import Model
-from tfpar.search.three_d.stored import fits, held_bytes, in_flight, kept_bytes
+from tfpar.search.three_d.stored import fits, in_flight
 from tfpar.search.three_d.strategy import Strategy
 
 
@@ -41,18 +41,14 @@ def assigned(model: Model, strategy: Strategy) -> Strategy | None:
     known: dict[str, Layer] = {}
     for name, seconds in zip(table.layers, each[0], strict=True):
         if name not in known:
-            kind = table.kinds[name]
-            known[name] = Layer(
-                seconds,
-                2 * strategy.microbatch * kind.sent_bytes,
-                held_bytes(kind, strategy),
-                kept_bytes(kind, strategy),
-            )
+            cost = table.cost(name, strategy.layout)
+            sent = cost.sent_bytes + cost.returned_bytes
+            known[name] = Layer(seconds, sent, cost.fixed_bytes, cost.kept_bytes)
     layers = [known[name] for name in table.layers]
     devices = model.cluster.devices
-    again = _again_bytes(model, strategy)
+    working = max(table.cost(name, strategy.layout).working_bytes for name in known)
     memory = [
-        (min(devices[rank].memory_bytes for rank in strategy.stage(actor)) - again)
+        (min(devices[rank].memory_bytes for rank in strategy.stage(actor)) - working)
         / strategy.virtual
         for actor in range(strategy.actors)
     ]
@@ -112,7 +108,7 @@ def shared(model: Model, strategy: Strategy) -> Strategy:
 def overlapped(model: Model, strategy: Strategy) -> Strategy:
     """The strategy with gradients summed layer by layer during the backward pass, if less of that
     is waited for: each layer's sum starts anew."""
-    if strategy.data == 1:
+    if strategy.data == 1 or not model.table.sums_overlap:
         return strategy
     other = dataclasses.replace(strategy, overlap=strategy.overlap._replace(gradients=True))
     cluster = one_ring(model.cluster)
@@ -129,10 +125,3 @@ def overlapped(model: Model, strategy: Strategy) -> Strategy:
 def _speed(first: list[float], own: list[float]) -> float:
     """Of an actor, if the first one's is 1."""
     return sum(first) / sum(own) if sum(own) else 1.0
-
-
-def _again_bytes(model: Model, strategy: Strategy) -> float:
-    if not strategy.memory.recompute:
-        return 0.0
-    kept = max(kind.kept_bytes for kind in model.table.used)
-    return kept * strategy.microbatch / strategy.tensor

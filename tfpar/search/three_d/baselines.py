@@ -17,6 +17,7 @@ from tfpar.search.three_d.model import Model
 from tfpar.search.three_d.space import Space, even
 from tfpar.search.three_d.stored import fits
 from tfpar.search.three_d.strategy import Strategy
+from tfpar.search.three_d.table import Layout
 
 
 def megatron(model: Model) -> list[Strategy]:
@@ -75,13 +76,16 @@ def random_search(
     return evaluation.chosen(over=over)
 
 
-def alpa(model: Model) -> AlpaPlan:
+def alpa(model: Model, equal: bool = False) -> AlpaPlan:
     """What Alpa's two levels find, to which all machines are as the slowest device and link.
+
+    Args:
+        equal: all stages have submeshes of one shape.
 
     Raises:
         PlanError: nothing fits.
     """
-    return best_alpa(dataclasses.replace(model, cluster=_all_as_the_slowest(model)))
+    return best_alpa(dataclasses.replace(model, cluster=_all_as_the_slowest(model)), equal)
 
 
 def _all_as_the_slowest(model: Model) -> Cluster:
@@ -89,8 +93,9 @@ def _all_as_the_slowest(model: Model) -> Cluster:
     table = model.table
 
     def seconds(name: str) -> float:
-        cases = [case for case in table.kind(0).seconds if case.device == name]
-        return sum(sum(table.passes(kind, case)) for kind in table.layers for case in cases)
+        layouts = [Layout(d.data, d.tensor, d.microbatch) for d in Space(model).degrees]
+        layouts = [one for one in layouts if table.has([name], one)]
+        return sum(sum(table.passes(kind, name, one)) for kind in table.layers for one in layouts)
 
     slowest = max(cluster.devices, key=lambda device: seconds(device.name))
     slowest = dataclasses.replace(

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.network import transfer_link
@@ -14,12 +14,8 @@ from tfpar.cost.collectives import collective_seconds, transfer_seconds
 from tfpar.search.three_d.beside import parts_of_actors
 from tfpar.search.three_d.model import Model
 from tfpar.search.three_d.strategy import Strategy
-from tfpar.search.three_d.table import Case, LayerKind, Passes
+from tfpar.search.three_d.table import Exchange, Passes
 from tfpar.spec import Mesh
-
-GROUPS, EXPERTS, TENSOR = 1, 2, 3
-"""Axes of the mesh of a stage and those beside it. Copies are along the first two: those along the
-second share experts."""
 
 
 def passes_of_copies(
@@ -27,26 +23,28 @@ def passes_of_copies(
 ) -> list[Passes]:
     """Of each copy of a stage, what a microbatch takes in some layers: eq. 3, both passes apart.
 
-    Ranks exchange as much in the backward pass as in the forward pass; a layer that is computed
-    again takes its forward pass twice. Copies that share experts are as slow as the slowest of
-    them.
+    A layer that is computed again takes its forward pass twice. Copies that wait for each other,
+    as those that share experts do, are as slow as the slowest of them.
     """
-    kinds = collections.Counter(model.table.layers[layer] for layer in layers)
+    counts = collections.Counter(model.table.layers[layer] for layer in layers)
+    costs = {name: model.table.cost(name, strategy.layout) for name in counts}
     ranks, devices = strategy.stage(stage), cluster.devices
-    exchanged = sum(
-        count * _exchange_seconds(model.table.kinds[name], cluster, strategy, stage)
-        for name, count in kinds.items()
-    )
-    meet = any(model.table.kinds[name].experts is not None for name in kinds)
-    copies = strategy.experts if meet else 1
+
+    part = _beside(cluster, strategy, stage)
+    forward_s = backward_s = 0.0
+    for name, count in counts.items():
+        cost = costs[name]
+        forward_s += count * exchange_seconds(cost.forward, cost.sizes, part)
+        backward_s += count * exchange_seconds(cost.backward, cost.sizes, part)
+    copies = max(cost.together for cost in costs.values())
     size = copies * strategy.tensor
     known: dict[frozenset[str], Passes] = {}
     found = []
     for first in range(0, len(ranks), size):
         names = frozenset(devices[rank].name for rank in ranks[first : first + size])
         if names not in known:
-            forward = backward = exchanged
-            for kind, count in kinds.items():
+            forward, backward = forward_s, backward_s
+            for kind, count in counts.items():
                 slowest = _computed(model, strategy, kind, names, max)
                 forward += count * slowest.forward
                 backward += count * slowest.backward
@@ -54,19 +52,6 @@ def passes_of_copies(
                 backward += forward
             known[names] = Passes(forward, backward)
         found += [known[names]] * copies
-    return found
-
-
-def _exchange_seconds(kind: LayerKind, cluster: Cluster, strategy: Strategy, stage: int) -> float:
-    """Of a microbatch in one pass of a layer: its tensor ranks sum, and tokens go to their experts
-    and back."""
-    found = 0.0
-    if kind.reduced_bytes:
-        num_bytes = strategy.microbatch * kind.reduced_bytes
-        found += _of_groups("all_reduce", (TENSOR,), cluster, strategy, stage, num_bytes)
-    if kind.experts is not None:
-        num_bytes = strategy.microbatch * kind.experts.routed_bytes
-        found += 2 * _of_groups("all_to_all", (EXPERTS,), cluster, strategy, stage, num_bytes)
     return found
 
 
@@ -78,8 +63,7 @@ def _computed(
     of_devices: Callable[[Iterable[float]], float],
 ) -> Passes:
     """What a layer computes of a microbatch: the longest, or the shortest, of some devices."""
-    degrees = strategy.tensor, strategy.microbatch, strategy.experts
-    each = [model.table.passes(kind, Case(name, *degrees)) for name in names]
+    each = [model.table.passes(kind, name, strategy.layout) for name in names]
     return Passes(
         of_devices(passes.forward for passes in each),
         of_devices(passes.backward for passes in each),
@@ -98,33 +82,19 @@ def layer_seconds(model: Model, strategy: Strategy, stage: int) -> list[float]:
 
 
 def sync_seconds(model: Model, cluster: Cluster, strategy: Strategy, stage: int) -> float:
-    """T_dpsync of a stage: the copies sum its gradients, and what of that is not hidden is waited
-    for.
-
-    Where they share the slots out, each gets the sum of its part alone, and all gather the weights.
-    """
-    if strategy.data == 1:
-        return 0.0
-    kinds = [model.table.kind(layer) for layer in strategy.runs[stage]]
-    if strategy.overlap.gradients:
-        gradients = _exposed_seconds(model, cluster, strategy, stage)
+    """T_dpsync of a stage: its ranks sum its gradients, and what of that is not hidden is waited
+    for, as is what they exchange and compute behind it."""
+    costs = [model.table.cost_of(layer, strategy.layout) for layer in strategy.runs[stage]]
+    sizes, part = costs[0].sizes, _beside(cluster, strategy, stage)
+    if strategy.overlap.gradients and strategy.data > 1:
+        found = _exposed_seconds(model, cluster, strategy, stage)
     else:
-        gradients = _gradient_seconds(kinds, cluster, strategy, stage)
-    if not strategy.memory.shard_slots:
-        return gradients
-    own = sum(kind.experts.weight_bytes for kind in kinds if kind.experts is not None)
-    weights = sum(kind.weight_bytes for kind in kinds) - own
-    return gradients + _along_copies("all_gather", cluster, strategy, stage, weights, own)
-
-
-def _gradient_seconds(
-    kinds: Sequence[LayerKind], cluster: Cluster, strategy: Strategy, stage: int
-) -> float:
-    """Until the copies have summed the gradients of some layers, all of them together."""
-    own = sum(kind.experts.gradient_bytes for kind in kinds if kind.experts is not None)
-    gradients = sum(kind.gradient_bytes for kind in kinds) - own
-    collective = "reduce_scatter" if strategy.memory.shard_slots else "all_reduce"
-    return _along_copies(collective, cluster, strategy, stage, gradients, own)
+        found = exchange_seconds(packed(e for c in costs for e in c.sums), sizes, part)
+    found += exchange_seconds(packed(e for c in costs for e in c.gathers), sizes, part)
+    names = {cluster.devices[rank].name for rank in strategy.stage(stage)}
+    return found + sum(
+        max(cost.update_s.get(name, 0.0) for name in names) for cost in costs if cost.update_s
+    )
 
 
 def _exposed_seconds(model: Model, cluster: Cluster, strategy: Strategy, stage: int) -> float:
@@ -135,6 +105,7 @@ def _exposed_seconds(model: Model, cluster: Cluster, strategy: Strategy, stage: 
     """
     table = model.table
     names = {cluster.devices[rank].name for rank in strategy.stage(stage)}
+    part = _beside(cluster, strategy, stage)
     known: dict[str, tuple[float, float]] = {}
     computed = summed = 0.0
     for layer in reversed(strategy.runs[stage]):
@@ -142,7 +113,8 @@ def _exposed_seconds(model: Model, cluster: Cluster, strategy: Strategy, stage: 
         if name not in known:
             least = _computed(model, strategy, name, names, min)
             backward = least.backward + (least.forward if strategy.memory.recompute else 0.0)
-            summing = _gradient_seconds([table.kinds[name]], cluster, strategy, stage)
+            cost = table.cost(name, strategy.layout)
+            summing = exchange_seconds(packed(cost.sums), cost.sizes, part)
             known[name] = cluster.overlap * backward, summing
         hiding, summing = known[name]
         computed += hiding
@@ -154,9 +126,8 @@ def sent_seconds(model: Model, strategy: Strategy) -> list[float]:
     """From each stage to the next, of a microbatch of all copies at once."""
     found = []
     for s in range(strategy.stages - 1):
-        last = model.table.kind(strategy.runs[s][-1])
+        num_bytes = model.table.cost_of(strategy.runs[s][-1], strategy.layout).sent_bytes
         pairs = zip(strategy.stage(s), strategy.stage(s + 1), strict=True)
-        num_bytes = last.sent_bytes * strategy.microbatch
         found.append(transfer_seconds(pairs, num_bytes, model.cluster) if num_bytes else 0.0)
     return found
 
@@ -171,34 +142,34 @@ def transfer_rates(model: Model, strategy: Strategy) -> list[float]:
     return found
 
 
-def _along_copies(
-    kind: str, cluster: Cluster, strategy: Strategy, stage: int, dense: float, own: float
-) -> float:
-    """Of bytes that all copies have of the whole stage, and of those of experts."""
-    dense /= strategy.tensor
-    own /= strategy.tensor * strategy.experts
-    if strategy.experts == 1:
-        return _of_groups(kind, (GROUPS,), cluster, strategy, stage, dense + own)
-    return _of_groups(kind, (GROUPS, EXPERTS), cluster, strategy, stage, dense) + _of_groups(
-        kind, (GROUPS,), cluster, strategy, stage, own
-    )
+def _beside(cluster: Cluster, strategy: Strategy, stage: int) -> Cluster:
+    """The ranks of a stage, and of those on the same machines."""
+    parts = parts_of_actors(cluster, strategy.ranks, strategy.actors)
+    return parts[stage % strategy.actors]
 
 
-def _of_groups(
-    kind: str,
-    axes: tuple[int, ...],
-    cluster: Cluster,
-    strategy: Strategy,
-    stage: int,
-    num_bytes: float,
-) -> float:
-    """Of all groups of the stage at once, beside those of stages on the same machines."""
-    sizes = strategy.data // strategy.experts, strategy.experts, strategy.tensor
-    if not num_bytes or all(sizes[axis - 1] == 1 for axis in axes):
-        return 0.0
-    beside = parts_of_actors(cluster, strategy.ranks, strategy.actors)[stage % strategy.actors]
-    mesh = _mesh((beside.size // math.prod(sizes), *sizes))
-    return collective_seconds(kind, axes, num_bytes, mesh, beside)
+def exchange_seconds(exchanges: Iterable[Exchange], sizes: tuple[int, ...], part: Cluster) -> float:
+    """Of all groups of a stage at once.
+
+    Args:
+        sizes: of the mesh of the stage's ranks.
+        part: these, and those of as large stages beside it.
+    """
+    found = 0.0
+    for kind, axes, num_bytes, times in exchanges:
+        if num_bytes and any(sizes[axis] > 1 for axis in axes):
+            mesh = _mesh((part.size // math.prod(sizes), *sizes))
+            behind = tuple(axis + 1 for axis in axes)
+            found += times * collective_seconds(kind, behind, num_bytes, mesh, part)
+    return found
+
+
+def packed(exchanges: Iterable[Exchange]) -> list[Exchange]:
+    """Those of the same kind and groups as one."""
+    total: dict[tuple[str, tuple[int, ...]], float] = {}
+    for kind, axes, num_bytes, times in exchanges:
+        total[kind, axes] = total.get((kind, axes), 0.0) + num_bytes * times
+    return [Exchange(*key, num_bytes) for key, num_bytes in total.items()]
 
 
 @functools.lru_cache(maxsize=1024)

@@ -13,7 +13,7 @@ from tfpar.search.three_d.model import Model
 from tfpar.search.three_d.price import bound_seconds, simulated
 from tfpar.search.three_d.space import Degrees, Point, Space
 from tfpar.search.three_d.strategy import Strategy
-from tfpar.search.three_d.table import Case, Experts, LayerKind
+from tfpar.search.three_d.table import LayerCost, Layout
 from tfpar.search.three_d.too_large import too_large
 
 PATIENCE = 16
@@ -146,10 +146,10 @@ def lower_bound(model: Model, degrees: Degrees) -> float:
     data, tensor, microbatch, virtual, experts = degrees
     table, cluster = model.table, model.cluster
     actors = cluster.size // (data * tensor)
-    names = {device.name for device in cluster.devices}
-    cases = [Case(name, tensor, microbatch, experts) for name in names]
+    devices = {device.name for device in cluster.devices}
+    layout = Layout(data, tensor, microbatch, experts)
     counts = collections.Counter(table.layers)
-    each = {name: [table.passes(name, case) for case in cases] for name in counts}
+    each = {name: [table.passes(name, one, layout) for one in devices] for name in counts}
     whole = sum(count * min(map(sum, each[name])) for name, count in counts.items())
     passes = [one for found in each.values() for one in found if sum(one)]
     microbatches = model.batch // (data * microbatch)
@@ -157,8 +157,12 @@ def lower_bound(model: Model, degrees: Degrees) -> float:
     if virtual == 1:
         forward = max((one.forward / sum(one) for one in passes), default=0.0)
         pipeline = _of_1f1b(whole, actors, microbatches, forward)
-    moved = sum(count * _moved_bytes(table.kinds[name], degrees) for name, count in counts.items())
-    summing = moved / tensor / widest_link(cluster)
+    layouts = [layout, layout._replace(shard_slots=True)][: 1 + table.can_shard_slots]
+    moved = min(
+        sum(count * _moved_bytes(table.cost(name, one)) for name, count in counts.items())
+        for one in layouts
+    )
+    summing = moved / widest_link(cluster)
     exposed = max(0.0, summing - cluster.overlap * whole)
     return max(pipeline, (microbatches * whole + exposed) / actors)
 
@@ -185,17 +189,15 @@ def _of_1f1b(whole: float, actors: int, microbatches: int, forward: float) -> fl
     return max(filled, through)
 
 
-def _moved_bytes(kind: LayerKind, degrees: Degrees) -> float:
-    """That each rank sends at least to sum a layer's gradients over all copies, in a ring; those of
-    experts over the copies with the same ones."""
-    own = kind.experts or Experts()
-    dense = kind.gradient_bytes - own.gradient_bytes, kind.weight_bytes - own.weight_bytes
-    groups = degrees.data // degrees.experts
-    return (1 - 1 / degrees.data) * _least_moved(*dense, kind) + (1 - 1 / groups) * _least_moved(
-        own.gradient_bytes, own.weight_bytes, kind
-    ) / degrees.experts
+def _moved_bytes(cost: LayerCost) -> float:
+    """That each rank sends at least to sum a layer's gradients, and for what follows on it: in
+    rings."""
+    found = 0.0
+    for kind, axes, num_bytes, times in (*cost.sums, *cost.gathers):
+        group = math.prod(cost.sizes[axis] for axis in axes)
+        found += _RING_PASSES.get(kind, 0) * times * (1 - 1 / group) * num_bytes
+    return found
 
 
-def _least_moved(gradients: float, weights: float, kind: LayerKind) -> float:
-    """By an all-reduce, or a reduce-scatter and a gather of the weights where slots are sharded."""
-    return min(2 * gradients, gradients + weights) if kind.slot_bytes else 2 * gradients
+_RING_PASSES = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
+"""How often each rank sends a part of the payload on."""

@@ -16,11 +16,13 @@ class Model:
 
     Attributes:
         batch: samples of a step, of all copies together.
+        most_virtual: stages that an actor may have.
     """
 
     table: LayerTable
     cluster: Cluster
     batch: int
+    most_virtual: int = 8
 
     def microbatches(self, strategy: Strategy) -> tuple[int, ...]:
         """Those of each copy.

@@ -38,7 +38,6 @@ from tfpar.pipeline.graph import task_graph
 from tfpar.pipeline.stage_graph import StageGraph, StageLink
 from tfpar.search.three_d.durations import one_ring, passes_of_copies, sent_seconds, sync_seconds
 from tfpar.search.three_d.model import Model
-from tfpar.search.three_d.stored import again_bytes, held_bytes, kept_bytes
 from tfpar.search.three_d.strategy import Strategy
 from tfpar.search.three_d.table import Passes
 
@@ -181,23 +180,24 @@ def _copies(model: Model, strategy: Strategy) -> list[_Copy]:
 
 def _cost(model: Model, strategy: Strategy, stage: int) -> StageCost:
     """What a stage stores, and the sum of its gradients; without its passes."""
-    kinds = [model.table.kind(layer) for layer in strategy.runs[stage]]
+    costs = [model.table.cost_of(layer, strategy.layout) for layer in strategy.runs[stage]]
     return StageCost(
         {},
-        fixed_bytes=sum(held_bytes(kind, strategy) for kind in kinds),
-        kept_bytes=sum(kept_bytes(kind, strategy) for kind in kinds),
-        working_bytes={"B": max(again_bytes(kind, strategy) for kind in kinds)},
+        fixed_bytes=sum(cost.fixed_bytes for cost in costs),
+        kept_bytes=sum(cost.kept_bytes for cost in costs),
+        working_bytes={"B": max(cost.working_bytes for cost in costs)},
         reduction_s=sync_seconds(model, model.cluster, strategy, stage),
     )
 
 
 def _sent(model: Model, strategy: Strategy) -> tuple[tuple[StageLink, ...], Network | None]:
     """What goes from each stage to the next and back, and over which links."""
-    size = strategy.data * strategy.tensor * strategy.microbatch
+    size = strategy.data * strategy.tensor
     links = []
     for s, run in enumerate(strategy.runs[:-1]):
-        num_bytes = model.table.kind(run[-1]).sent_bytes * size
-        links.append(StageLink(s, s + 1, num_bytes, num_bytes))
+        last = model.table.cost_of(run[-1], strategy.layout)
+        sent, returned = size * last.sent_bytes, size * last.returned_bytes
+        links.append(StageLink(s, s + 1, sent, returned))
     # What is not overlapped is in the seconds of tasks.
     if not links or not strategy.overlap.transfers:
         return tuple(links), None

@@ -31,7 +31,7 @@ from tfpar.search.three_d.model import Model
 from tfpar.search.three_d.price import bound_seconds
 from tfpar.search.three_d.stored import fits
 from tfpar.search.three_d.strategy import Memory, Overlap, Strategy
-from tfpar.search.three_d.table import Case
+from tfpar.search.three_d.table import Layout
 from tfpar.spec import PlanError
 
 Row = Sequence[int]
@@ -86,9 +86,7 @@ class Space:
     def __init__(self, model: Model) -> None:
         self.model = model
         self.kinds = _alike(model)
-        used = model.table.used
-        recomputes = all(kind.input_bytes is not None for kind in used)
-        shards = any(kind.slot_bytes for kind in used)
+        recomputes, shards = model.table.can_recompute, model.table.can_shard_slots
         # The first of these in which anything fits.
         self._memories = [
             [Memory(recompute, shard) for shard in ((False, True) if shards else (False,))]
@@ -233,26 +231,26 @@ def _alike(model: Model) -> list[list[Row]]:
 def _degrees(model: Model) -> Iterator[Degrees]:
     table, size = model.table, model.cluster.size
     names = {device.name for device in model.cluster.devices}
-    first = table.kind(0).seconds
-    for tensor, microbatch in sorted({(case.tensor, case.microbatch) for case in first}):
-        experts = [
-            degree
-            for degree in table.expert_degrees
-            if all(table.has(Case(name, tensor, microbatch, degree)) for name in names)
-        ]
-        if not experts or size % tensor:
+    for tensor, microbatch in table.shapes:
+        if size % tensor:
             continue
         for data in range(1, size // tensor + 1):
             stages, rest = divmod(size // tensor, data)
             microbatches, left = divmod(model.batch, data * microbatch)
             if rest or left:
                 continue
+            experts = [
+                degree
+                for degree in table.expert_degrees
+                if data % degree == 0 and table.has(names, Layout(data, tensor, microbatch, degree))
+            ]
             for virtual in VIRTUAL:
+                if virtual > model.most_virtual:
+                    break
                 if virtual == 1 or 1 < stages <= microbatches:
                     if stages * virtual <= len(table):
                         for degree in experts:
-                            if data % degree == 0:
-                                yield Degrees(data, tensor, microbatch, virtual, degree)
+                            yield Degrees(data, tensor, microbatch, virtual, degree)
 
 
 def _orders(counts: list[int]) -> Iterator[tuple[int, ...]]:

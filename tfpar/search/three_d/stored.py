@@ -6,8 +6,6 @@ import math
 
 from tfpar.search.three_d.model import Model
 from tfpar.search.three_d.strategy import Strategy
-from tfpar.search.three_d.table import LayerKind
-from tfpar.spec import PlanError
 
 
 def stored_bytes(model: Model, strategy: Strategy) -> tuple[float, ...]:
@@ -17,14 +15,15 @@ def stored_bytes(model: Model, strategy: Strategy) -> tuple[float, ...]:
     largest stage.
     """
     most = max(model.microbatches(strategy))
-    runs = [[model.table.kind(layer) for layer in run] for run in strategy.runs]
+    table, layout = model.table, strategy.layout
+    runs = [[table.cost_of(layer, layout) for layer in run] for run in strategy.runs]
     found = []
     for actor in range(strategy.actors):
         own = [runs[stage] for stage in strategy.stages_of(actor)]
-        fixed = sum(held_bytes(kind, strategy) for kinds in own for kind in kinds)
-        kept = max(sum(kept_bytes(kind, strategy) for kind in kinds) for kinds in own)
-        again = max(again_bytes(kind, strategy) for kinds in own for kind in kinds)
-        found.append(fixed + in_flight(strategy, actor, most) * kept + again)
+        fixed = sum(cost.fixed_bytes for costs in own for cost in costs)
+        kept = max(sum(cost.kept_bytes for cost in costs) for costs in own)
+        working = max(cost.working_bytes for costs in own for cost in costs)
+        found.append(fixed + in_flight(strategy, actor, most) * kept + working)
     return tuple(found)
 
 
@@ -35,47 +34,6 @@ def fits(model: Model, strategy: Strategy) -> bool:
         stored <= min(devices[rank].memory_bytes for rank in strategy.stage(actor))
         for actor, stored in enumerate(stored_bytes(model, strategy))
     )
-
-
-def held_bytes(kind: LayerKind, strategy: Strategy) -> float:
-    """That a rank stores of a layer all the time.
-
-    Of experts it has its part alone, whose slots only the copies with the same part share.
-    """
-    shards, experts = strategy.memory.shard_slots, kind.experts
-    if experts is None:
-        held = _with_slots(kind.fixed_bytes, kind.slot_bytes if shards else 0.0, strategy.data)
-        return held / strategy.tensor
-    slots, own = (kind.slot_bytes, experts.slot_bytes) if shards else (0.0, 0.0)
-    dense = _with_slots(kind.fixed_bytes - experts.fixed_bytes, slots - own, strategy.data)
-    groups = strategy.data // strategy.experts
-    part = _with_slots(experts.fixed_bytes, own, groups) / strategy.experts
-    return (dense + part) / strategy.tensor
-
-
-def _with_slots(fixed: float, slots: float, copies: int) -> float:
-    """Bytes of a rank if copies share these slots out."""
-    return fixed - slots + slots / copies
-
-
-def kept_bytes(kind: LayerKind, strategy: Strategy) -> float:
-    """That a rank keeps of a microbatch for the backward pass of a layer.
-
-    Raises:
-        PlanError: the layer is to be computed again, and cannot be.
-    """
-    if not strategy.memory.recompute:
-        return kind.kept_bytes * strategy.microbatch / strategy.tensor
-    if kind.input_bytes is None:
-        raise PlanError("A layer is to be computed again, but has no input_bytes.")
-    return kind.input_bytes * strategy.microbatch
-
-
-def again_bytes(kind: LayerKind, strategy: Strategy) -> float:
-    """That a rank needs beside, while it computes a layer again."""
-    if not strategy.memory.recompute:
-        return 0.0
-    return kind.kept_bytes * strategy.microbatch / strategy.tensor
 
 
 def in_flight(strategy: Strategy, actor: int, microbatches: int) -> int:

@@ -7,6 +7,7 @@ import functools
 import itertools
 from typing import NamedTuple
 
+from tfpar.search.three_d.table import Layout
 from tfpar.spec import PlanError
 from tfpar.spec.arguments import integer
 
@@ -133,6 +134,11 @@ class Strategy:
             f"{self.actors} stages{virtual} x {self.data} data x {self.tensor} tensor{experts}, "
             f"microbatches of {self.microbatch}{shares}, layers {layers}{self.memory}{self.overlap}"
         )
+
+    @property
+    def layout(self) -> Layout:
+        """How the ranks of a stage share out its layers."""
+        return Layout(self.data, self.tensor, self.microbatch, self.experts, *self.memory)
 
     @property
     def stages(self) -> int:

@@ -6,7 +6,7 @@ import dataclasses
 
 from tfpar.search.three_d.model import Model
 from tfpar.search.three_d.space import Space, even
-from tfpar.search.three_d.stored import held_bytes, stored_bytes
+from tfpar.search.three_d.stored import stored_bytes
 from tfpar.search.three_d.strategy import Memory, Strategy
 from tfpar.spec import MemoryLimitError
 from tfpar.spec.quantities import format_bytes
@@ -20,8 +20,8 @@ def too_large(space: Space, tried: int) -> MemoryLimitError:
     """
     model = space.model
     memory = Memory(
-        recompute=all(kind.input_bytes is not None for kind in model.table.used),
-        shard_slots=any(kind.slot_bytes for kind in model.table.used),
+        recompute=model.table.can_recompute,
+        shard_slots=model.table.can_shard_slots,
     )
     nearest = min(
         (dataclasses.replace(even(model, d), memory=memory) for d in space.degrees),
@@ -62,7 +62,7 @@ def _needed(model: Model, strategy: Strategy) -> dict[int, tuple[float, float]]:
 def _advice(model: Model, strategy: Strategy, actor: int, there: float) -> str:
     table = model.table
     held = sum(
-        held_bytes(table.kind(layer), strategy)
+        table.cost_of(layer, strategy.layout).fixed_bytes
         for stage in strategy.stages_of(actor)
         for layer in strategy.runs[stage]
     )

@@ -1,0 +1,74 @@
+"""The searches of pipelines by name: of each the strategies that it ranks first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from tfpar.search.problem import Progress
+from tfpar.search.three_d.anneal import anneal
+from tfpar.search.three_d.baselines import alpa, megatron, random_search
+from tfpar.search.three_d.evaluate import Found
+from tfpar.search.three_d.exhaustive import exhaustive
+from tfpar.search.three_d.model import Model
+from tfpar.search.three_d.price import simulated
+from tfpar.search.three_d.strategy import Strategy
+
+
+class Ranked(NamedTuple):
+    """A strategy, and the seconds that a step is simulated to take."""
+
+    strategy: Strategy
+    seconds: float
+
+
+def ranked_strategies(
+    model: Model,
+    search: str,
+    *,
+    seed: int = 0,
+    seconds: float = math.inf,
+    progress: Progress | None = None,
+) -> list[Ranked]:
+    """What a search comes upon and simulates, the fastest first.
+
+    Args:
+        search: "anneal", "exhaustive", "random", "alpa" or "megatron".
+        seed: of what draws strategies at random.
+        seconds: after which a search that can ends with what it has.
+        progress: is told of each point that is priced.
+
+    Raises:
+        PlanError: there is no strategy; a MemoryLimitError if none fits.
+    """
+    if search == "alpa":
+        return _simulated(model, [alpa(model, equal=True).strategy()])
+    if search == "megatron":
+        return _simulated(model, megatron(model))
+    found: Found
+    if search == "random":
+        found = random_search(model, seed=seed, seconds=seconds, progress=progress)
+    elif search == "exhaustive":
+        found = exhaustive(model, seconds=seconds, starts=megatron(model), progress=progress)
+    else:
+        starts = megatron(model)
+        found = anneal(model, seed=seed, seconds=seconds, starts=starts, progress=progress)
+    return [Ranked(priced.strategy, priced.simulated_s) for priced in found.finalists]
+
+
+def _simulated(model: Model, strategies: Iterable[Strategy]) -> list[Ranked]:
+    found = [Ranked(one, simulated(model, one).seconds) for one in strategies]
+    return sorted(found, key=lambda ranked: ranked.seconds)
+
+
+def best_of_kinds(ranked: Iterable[Ranked]) -> Iterator[Ranked]:
+    """The best of those that differ in more than microbatches and in what is done to store less: in
+    degrees, stages of an actor, or placement."""
+    seen = set()
+    for one in ranked:
+        strategy = one.strategy
+        degrees = strategy.data, strategy.tensor, strategy.stages, strategy.virtual
+        if (degrees, strategy.ranks) not in seen:
+            seen.add((degrees, strategy.ranks))
+            yield one
