@@ -170,7 +170,7 @@ def plans_of_layouts(search: StepSearch, request: PlanRequest) -> dict[Degrees, 
     return found
 
 
-def _proposal(
+def _pipeline_of(
     ranked: Ranked, plans: Mapping[Degrees, LaidOut], batch_size: int
 ) -> StrategyPipeline:
     strategy = ranked.strategy

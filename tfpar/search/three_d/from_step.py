@@ -300,7 +300,7 @@ def _exchanges(step: StepInStages) -> dict[tuple[int, str], list[Exchange]]:
         each = moved.each or op in step.statistics.sums or step.microbatches == 1
         what = "gathers" if task == "U" or not each else "F" if task == "F" else "B"
         phase = step.roles.phase[op]
-        packable = Packable.of(moved, step.roles, moved.axes, phase, times)
+        packable = Packable.of(communication, step.roles, moved.axes, phase, times)
         if packable is None:
             found.setdefault((layer, what), []).append(Exchange(kind, moved.axes, size, times))
         else:
