@@ -24,9 +24,9 @@ from benchmarks.plots import save_plot
 from benchmarks.results import save
 from tfpar.capture.step import CapturedStep
 from tfpar.cluster.description import Cluster
+from tfpar.cluster.lookup import fit_to_mesh, read_preset
 from tfpar.cluster.matrix import device_meshes, tensor_parallel_seconds
-from tfpar.cluster.named import fitted, read_preset
-from tfpar.constraints.kinds import Constraint
+from tfpar.constraints.constraint_types import Constraint
 from tfpar.cost.cost import Cost
 from tfpar.plans import Plan
 from tfpar.search.problem import Problem
@@ -67,7 +67,7 @@ def main() -> None:
     print("| interconnect | model | mesh | eq. 2, ms a layer | tfpar, ms a step (waiting) |")
     print("|---|---|---|---|---|")
     for preset, size in SIZES.items():
-        cluster = fitted(read_preset(preset), tap.Mesh.of([size]))
+        cluster = fit_to_mesh(read_preset(preset), tap.Mesh.of([size]))
         for name, step in steps.items():
             for row in compare(preset, cluster, name, step):
                 rows.append(row)

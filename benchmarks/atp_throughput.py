@@ -27,11 +27,11 @@ from benchmarks import atp, summa
 from benchmarks.results import save
 from tfpar.capture.step import CapturedStep
 from tfpar.cluster.description import Cluster
+from tfpar.cluster.lookup import fit_to_mesh, read_preset
 from tfpar.cluster.matrix import device_meshes
-from tfpar.cluster.named import fitted, read_preset
 from tfpar.cost.cost import Cost
+from tfpar.cost.op_compute import sides
 from tfpar.cost.pricer import Pricer
-from tfpar.cost.work import sides
 from tfpar.ir.roles import UPDATE
 from tfpar.plans import Plan
 from tfpar.rewrite.chunks import CHUNKS
@@ -72,7 +72,7 @@ def main() -> None:
     for model in ["M2"] if options.quick else atp.HIDDEN:
         step = atp.capture(atp.HIDDEN[model])
         for preset, devices in SETTINGS:
-            cluster = fitted(read_preset(preset), tap.Mesh.of([devices]))
+            cluster = fit_to_mesh(read_preset(preset), tap.Mesh.of([devices]))
             for row in contenders(step, cluster, atp.HIDDEN[model]):
                 row = {"interconnect": preset, "devices": devices, "model": model, **row}
                 published = PAPER.get((preset, model))
@@ -162,7 +162,7 @@ def summa_parts(
 def rest_seconds(step: CapturedStep, cluster: Cluster, devices: int) -> float:
     """Seconds of the ops that are no products of weights: what one device takes for all of it,
     shared out evenly among so many, but for the start of each op."""
-    alone = fitted(cluster, tap.Mesh.of([1]))
+    alone = fit_to_mesh(cluster, tap.Mesh.of([1]))
     plan, problem = atp.planned(step, alone, 1, 1)
     laid = laid_graph(plan, as_planned(problem, plan))
     roles = priced_roles(laid, problem)

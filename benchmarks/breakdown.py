@@ -16,8 +16,8 @@ import tfpar as tap
 from benchmarks import models
 from benchmarks.captured import STATE, captured_step, constrained
 from benchmarks.results import save
-from tfpar.cluster.named import find_cluster
-from tfpar.constraints.kinds import Constraint
+from tfpar.cluster.lookup import find_cluster
+from tfpar.constraints.constraint_types import Constraint
 from tfpar.cost.cost import Cost
 from tfpar.planning.problems import state_problem
 from tfpar.planning.request import PlanRequest

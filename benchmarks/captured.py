@@ -12,7 +12,7 @@ from benchmarks import models
 from tfpar.capture.step import CapturedStep, argument_specs
 from tfpar.cluster.description import Cluster
 from tfpar.compile import simplify_step
-from tfpar.constraints.kinds import Constraint
+from tfpar.constraints.constraint_types import Constraint
 from tfpar.keras.adapter import parallel_model
 from tfpar.planning.problems import state_problem
 from tfpar.planning.request import PlanRequest

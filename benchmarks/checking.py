@@ -45,7 +45,7 @@ def measured() -> Iterator[dict[str, Any]]:
     from tfpar.distributed.input_log import InputLog
     from tfpar.distributed.lockstep import INTERVAL_S, SHARE, blocks
     from tfpar.distributed.world import this_world
-    from tfpar.runtime.copies import Placed
+    from tfpar.runtime.copies import PlacedVariable
     from tfpar.runtime.ranks import Ranks
     from tfpar.runtime.shared_state import SharedState
     from tfpar.spec import Mesh, Replicate
@@ -74,7 +74,7 @@ def measured() -> Iterator[dict[str, Any]]:
                 initial_value=lambda rows=rows: tf.ones([rows, 256]),
             )
             variable.shard(mesh, spec, ranks)
-            placed.append(Placed(variable, spec, mesh, ranks))
+            placed.append(PlacedVariable(variable, spec, mesh, ranks))
         state = SharedState(placed, world)
         with world.at("comparing"):
             state.compare("")

@@ -19,8 +19,8 @@ from collections.abc import Iterable
 
 from benchmarks.trials import BACKWARD, ENTRY_BYTES, GRADIENT_BYTES, SUMS
 from tfpar.cluster.description import Cluster, Device
-from tfpar.cost.work import efficiency
-from tfpar.search.three_d.table import Case, LayerKind, LayerTable, Passes
+from tfpar.cost.op_compute import efficiency
+from tfpar.search.three_d.cost_table import LayerCostTable, LayerType, Passes, ProfileKey
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,10 +73,10 @@ def gpt_table(
     microbatches: Iterable[int] = MICROBATCHES,
     tensor: Iterable[int] = TENSOR,
     gpt: Gpt = GPT2,
-) -> LayerTable:
+) -> LayerCostTable:
     """The layers on every kind of device of a cluster."""
     cases = [
-        (device, Case(device.name, degree, microbatch))
+        (device, ProfileKey(device.name, degree, microbatch))
         for device in {device.name: device for device in cluster.devices}.values()
         for degree in tensor
         for microbatch in microbatches
@@ -84,13 +84,13 @@ def gpt_table(
     sent = gpt.length * gpt.hidden * ENTRY_BYTES
     words = gpt.vocabulary * gpt.hidden
     kinds = {
-        "embedding": LayerKind(
+        "embedding": LayerType(
             {case: both(moved(device, case, 2 * sent)) for device, case in cases},
             sent_bytes=sent,
             input_bytes=0.0,
             **weights(words),
         ),
-        "block": LayerKind(
+        "block": LayerType(
             {
                 case: both(_block(gpt, device, case) + moved(device, case, 2 * gpt.activations))
                 for device, case in cases
@@ -101,7 +101,7 @@ def gpt_table(
             input_bytes=sent,
             **weights(ATTENTION * gpt.hidden * gpt.inner + FEED_FORWARD * gpt.hidden**2),
         ),
-        "head": LayerKind(
+        "head": LayerType(
             {
                 case: both(product(gpt, device, case, gpt.hidden, gpt.vocabulary / case.tensor))
                 for device, case in cases
@@ -111,7 +111,7 @@ def gpt_table(
             **weights(words),
         ),
     }
-    return LayerTable(kinds, ("embedding", *["block"] * gpt.layers, "head"))
+    return LayerCostTable(kinds, ("embedding", *["block"] * gpt.layers, "head"))
 
 
 def weights(parameters: float) -> dict[str, float]:
@@ -129,7 +129,7 @@ def both(forward: float) -> Passes:
     return Passes(forward, BACKWARD * forward)
 
 
-def _block(gpt: Gpt, device: Device, case: Case) -> float:
+def _block(gpt: Gpt, device: Device, case: ProfileKey) -> float:
     wide = 4 * gpt.hidden / case.tensor
     dense = product(gpt, device, case, gpt.hidden, wide) + product(
         gpt, device, case, wide, gpt.hidden
@@ -137,7 +137,7 @@ def _block(gpt: Gpt, device: Device, case: Case) -> float:
     return OPS * device.launch_s + attention(gpt, device, case) + dense
 
 
-def attention(gpt: Gpt, device: Device, case: Case) -> float:
+def attention(gpt: Gpt, device: Device, case: ProfileKey) -> float:
     """Seconds of a block's first half: its four products, and those of queries, keys and values."""
     hidden, part = gpt.hidden, gpt.inner / case.tensor
     projections = product(gpt, device, case, hidden, 3 * part) + product(
@@ -147,7 +147,7 @@ def attention(gpt: Gpt, device: Device, case: Case) -> float:
     return projections + scores
 
 
-def product(gpt: Gpt, device: Device, case: Case, depth: float, columns: float) -> float:
+def product(gpt: Gpt, device: Device, case: ProfileKey, depth: float, columns: float) -> float:
     """Of all tokens of a microbatch with a matrix of depth x columns."""
     return product_of_rows(device, case.microbatch * gpt.length, depth, columns)
 
@@ -159,6 +159,6 @@ def product_of_rows(device: Device, rows: float, depth: float, columns: float) -
     return 2 * rows * columns * depth / rate
 
 
-def moved(device: Device, case: Case, num_bytes: float) -> float:
+def moved(device: Device, case: ProfileKey, num_bytes: float) -> float:
     """Of a sample, in the memory of the ranks that share it."""
     return case.microbatch * num_bytes / case.tensor / device.memory_bandwidth

@@ -27,13 +27,13 @@ from typing import Any
 from benchmarks.gpt_layers import ATTENTION, BACKWARD, FEED_FORWARD, Gpt, gpt_table
 from benchmarks.moe_layers import GLAM, moe_table
 from tfpar.cluster.description import Cluster, Node
-from tfpar.cluster.named import read_preset
+from tfpar.cluster.lookup import read_preset
 from tfpar.search.three_d.baselines import megatron
-from tfpar.search.three_d.find import find
-from tfpar.search.three_d.model import Model
-from tfpar.search.three_d.price import simulated
-from tfpar.search.three_d.stored import stored_bytes
-from tfpar.search.three_d.table import LayerTable
+from tfpar.search.three_d.cost_model import simulate_strategy
+from tfpar.search.three_d.cost_table import LayerCostTable
+from tfpar.search.three_d.memory import stored_bytes
+from tfpar.search.three_d.problem import StrategyProblem
+from tfpar.search.three_d.search import search_strategies
 
 PEAK = {"V100-SXM2-32GB": 125e12, "A100-SXM4-80GB": 312e12, "H100-SXM5-80GB": 989e12}
 """FLOP/s in half precision, dense, of NVIDIA's data sheets."""
@@ -56,7 +56,7 @@ class Setup:
 
     name: str
     gpt: Gpt
-    layers: Callable[[Cluster], LayerTable]
+    layers: Callable[[Cluster], LayerCostTable]
     batch: int
     preset: str
     nodes: int
@@ -75,10 +75,10 @@ class Setup:
         return dataclasses.replace(newer, name=self.name, nodes=tuple(nodes), levels=levels)
 
     @property
-    def model(self) -> Model:
+    def model(self) -> StrategyProblem:
         """The layers on these machines."""
         cluster = self.cluster
-        return Model(self.layers(cluster), cluster, self.batch)
+        return StrategyProblem(self.layers(cluster), cluster, self.batch)
 
     @property
     def flops(self) -> float:
@@ -96,11 +96,11 @@ def _older(cluster: Cluster, count: int) -> Node:
     return dataclasses.replace(cluster.nodes[0], count=count, uplink=uplink)
 
 
-def _gpt3(cluster: Cluster) -> LayerTable:
+def _gpt3(cluster: Cluster) -> LayerCostTable:
     return gpt_table(cluster, MICROBATCHES, TENSOR, GPT3)
 
 
-def _glam(cluster: Cluster) -> LayerTable:
+def _glam(cluster: Cluster) -> LayerCostTable:
     return moe_table(cluster, MICROBATCHES, TENSOR, GLAM)
 
 
@@ -123,11 +123,11 @@ def planned(name: str, seed: int = 0) -> dict[str, Any]:
     start, cpu = time.perf_counter(), time.process_time()
     setup = SETUPS[name]
     model = setup.model
-    found = find(model, seed=seed)
+    found = search_strategies(model, seed=seed)
     search_s, search_cpu_s = time.perf_counter() - start, time.process_time() - cpu
     num_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     best = found.best.strategy
-    timeline = simulated(model, best)
+    timeline = simulate_strategy(model, best)
     devices = model.cluster.devices
     stored = stored_bytes(model, best)
     by_device = {
@@ -138,7 +138,7 @@ def planned(name: str, seed: int = 0) -> dict[str, Any]:
         )
         for device in dict.fromkeys(devices[rank].name for rank in best.ranks)
     }
-    heuristic = [simulated(model, strategy).seconds for strategy in megatron(model)]
+    heuristic = [simulate_strategy(model, strategy).seconds for strategy in megatron(model)]
     return {
         "setup": name,
         "devices": {device: sum(own.name == device for own in devices) for device in by_device},
@@ -159,7 +159,7 @@ def planned(name: str, seed: int = 0) -> dict[str, Any]:
     }
 
 
-def _machines(model: Model, ranks: tuple[int, ...]) -> list[str]:
+def _machines(model: StrategyProblem, ranks: tuple[int, ...]) -> list[str]:
     """The first letter of each machine's device, in the order in which the strategy has them."""
     machines = dict.fromkeys(model.cluster.machines[rank] for rank in ranks)
     first = {machine: rank for rank, machine in enumerate(model.cluster.machines)}

@@ -34,7 +34,7 @@ from benchmarks.gpt_layers import (
 )
 from benchmarks.trials import ENTRY_BYTES
 from tfpar.cluster.description import Cluster, Device
-from tfpar.search.three_d.table import Case, Experts, LayerKind, LayerTable
+from tfpar.search.three_d.cost_table import Experts, LayerCostTable, LayerType, ProfileKey
 
 ROUTER_OPS = 4
 
@@ -70,13 +70,13 @@ GLAM = Moe(Gpt(64, 8192, 128, 1024, 256_000, head=128), experts=64, chosen=2)
 
 def moe_table(
     cluster: Cluster, microbatches: Iterable[int], tensor: Iterable[int], moe: Moe = GLAM
-) -> LayerTable:
+) -> LayerCostTable:
     """The layers on every kind of device of a cluster, experts over any power of two of copies."""
     microbatches, tensor = tuple(microbatches), tuple(tensor)
     table = gpt_table(cluster, microbatches, tensor, moe.gpt)
     gpt, kept = moe.gpt, _kept_bytes(moe)
     cases = [
-        (device, Case(device.name, degree, microbatch, 2**power))
+        (device, ProfileKey(device.name, degree, microbatch, 2**power))
         for device in {device.name: device for device in cluster.devices}.values()
         for degree in tensor
         for microbatch in microbatches
@@ -86,7 +86,7 @@ def moe_table(
     sent = gpt.length * gpt.hidden * ENTRY_BYTES
     experts = weights(moe.experts * FEED_FORWARD * gpt.hidden**2)
     beside = weights(gpt.hidden * (ATTENTION * gpt.inner + moe.experts))
-    sparse = LayerKind(
+    sparse = LayerType(
         {
             case: both(_block(moe, device, case) + moved(device, case, 2 * kept))
             for device, case in cases
@@ -99,7 +99,7 @@ def moe_table(
         **{name: experts[name] + beside[name] for name in experts},
     )
     blocks = ("block", "sparse") * (gpt.layers // 2)
-    return LayerTable({**table.kinds, "sparse": sparse}, ("embedding", *blocks, "head"))
+    return LayerCostTable({**table.kinds, "sparse": sparse}, ("embedding", *blocks, "head"))
 
 
 def _kept_bytes(moe: Moe) -> float:
@@ -108,7 +108,7 @@ def _kept_bytes(moe: Moe) -> float:
     return gpt.activations + (moe.chosen - 1) * DENSE * gpt.length * gpt.hidden
 
 
-def _block(moe: Moe, device: Device, case: Case) -> float:
+def _block(moe: Moe, device: Device, case: ProfileKey) -> float:
     gpt = moe.gpt
     router = product(gpt, device, case, gpt.hidden, moe.experts)
     own = moe.experts / case.experts

@@ -184,7 +184,7 @@ class Planning:
         return row if planner is None else row | {"counts": _counts(planner)}
 
     def _request(self, cluster: str, devices: int) -> PlanRequest:
-        from tfpar.cluster.named import find_cluster
+        from tfpar.cluster.lookup import find_cluster
         from tfpar.planning.request import PlanRequest
 
         mesh = _mesh(cluster, devices)

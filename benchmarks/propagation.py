@@ -36,7 +36,7 @@ def prepared_block(num_layers: int):
 
 def measure(num_layers: int, candidates: int) -> dict:
     from tfpar.propagation.engine import propagate
-    from tfpar.propagation.partitioned import Anchors
+    from tfpar.propagation.partitioned_graph import Anchors
     from tfpar.spec import Mesh, Replicate, Shard
 
     prepared = prepared_block(num_layers)

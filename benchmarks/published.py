@@ -22,13 +22,13 @@ from typing import Any
 
 from benchmarks.gpt_layers import Gpt, gpt_table
 from benchmarks.results import save
-from tfpar.cluster.named import find_cluster
+from tfpar.cluster.lookup import find_cluster
 from tfpar.search.three_d.assign import even_counts
-from tfpar.search.three_d.durations import passes_of_copies, sync_seconds
-from tfpar.search.three_d.model import Model
-from tfpar.search.three_d.price import simulated
-from tfpar.search.three_d.stored import stored_bytes
-from tfpar.search.three_d.strategy import Memory, Strategy
+from tfpar.search.three_d.cost_model import simulate_strategy
+from tfpar.search.three_d.memory import stored_bytes
+from tfpar.search.three_d.problem import StrategyProblem
+from tfpar.search.three_d.strategy import MemoryOptions, Strategy3D
+from tfpar.search.three_d.time_terms import passes_of_copies, sync_seconds
 from tfpar.spec import Mesh
 
 
@@ -67,21 +67,21 @@ class Run:
         return tokens * blocks * (1 + beside) / (8 * self.nodes * self.flops)
 
     @property
-    def model(self) -> Model:
+    def model(self) -> StrategyProblem:
         """On the preset's machines."""
         cluster = find_cluster(self.preset, Mesh.of([self.nodes, 8]))
         table = gpt_table(cluster, (self.microbatch,), (self.tensor,), self.gpt)
-        return Model(table, cluster, self.batch)
+        return StrategyProblem(table, cluster, self.batch)
 
     @property
-    def strategy(self) -> Strategy:
+    def strategy(self) -> Strategy3D:
         """As many blocks in each stage, as they have it: the embedding in the first, the head in
         the last."""
         first, *rest = even_counts(self.gpt.layers, self.actors * self.virtual)
         *rest, last = rest or [0]
         counts = (first + 1, *rest, last + 1)
-        memory = Memory(recompute=True, shard_slots=self.shard_slots)
-        return Strategy(
+        memory = MemoryOptions(recompute=True, shard_slots=self.shard_slots)
+        return Strategy3D(
             self.data, self.tensor, self.microbatch, counts, virtual=self.virtual, memory=memory
         )
 
@@ -132,13 +132,13 @@ RUNS = (
 def predicted(run: Run) -> dict[str, Any]:
     """What we predict of a run, and of what parts."""
     model, strategy = run.model, run.strategy
-    seconds = simulated(model, strategy).seconds
+    seconds = simulate_strategy(model, strategy).seconds
     (microbatches, *_), cluster = model.microbatches(strategy), model.cluster
     unsummed = {
         name: dataclasses.replace(kind, reduced_bytes=0.0)
         for name, kind in model.table.kinds.items()
     }
-    alone = Model(dataclasses.replace(model.table, kinds=unsummed), cluster, run.batch)
+    alone = StrategyProblem(dataclasses.replace(model.table, kinds=unsummed), cluster, run.batch)
     busy, passes = (
         max(
             microbatches

@@ -51,7 +51,7 @@ class Planning:
         import tfpar as tap
         from benchmarks import models
         from tfpar.capture.step import argument_specs
-        from tfpar.cluster.named import find_cluster
+        from tfpar.cluster.lookup import find_cluster
         from tfpar.compile import simplify_step
         from tfpar.keras.adapter import parallel_model
         from tfpar.planning.problems import state_problem

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from tfpar.cluster.description import Cluster, Device
 from tfpar.cluster.network import link_of
 from tfpar.cost.collectives import collective_seconds
-from tfpar.cost.work import efficiency
+from tfpar.cost.op_compute import efficiency
 from tfpar.spec import Mesh
 
 PRODUCTS_OF_A_STEP = 3

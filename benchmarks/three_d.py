@@ -37,15 +37,15 @@ from benchmarks.large_models import SETUPS as LARGE
 from benchmarks.large_models import apart
 from benchmarks.results import Result, save
 from benchmarks.trials import Setting, Trial, read_trials
-from tfpar.cluster.named import read_preset
+from tfpar.cluster.lookup import read_preset
 from tfpar.search.three_d.alpa import AlpaPlan
-from tfpar.search.three_d.alpa_price import simulated_alpa
+from tfpar.search.three_d.alpa_simulation import simulate_alpa
 from tfpar.search.three_d.anneal import anneal
 from tfpar.search.three_d.baselines import alpa, megatron, random_search
-from tfpar.search.three_d.find import find
-from tfpar.search.three_d.model import Model
-from tfpar.search.three_d.price import quick_seconds, simulated
-from tfpar.search.three_d.strategy import Strategy
+from tfpar.search.three_d.cost_model import analytic_seconds, simulate_strategy
+from tfpar.search.three_d.problem import StrategyProblem
+from tfpar.search.three_d.search import search_strategies
+from tfpar.search.three_d.strategy import Strategy3D
 from tfpar.spec import TfparError
 
 SETUPS = {
@@ -120,15 +120,15 @@ def searched(setup: str) -> list[dict[str, Any]]:
     """A row for each way to choose a strategy: what it takes, and how long the choice took."""
     preset, microbatches = SETUPS[setup]
     cluster = read_preset(preset)
-    model = Model(gpt_table(cluster, microbatches), cluster, BATCH)
-    ways: dict[str, Callable[[], Strategy | AlpaPlan]] = {
+    model = StrategyProblem(gpt_table(cluster, microbatches), cluster, BATCH)
+    ways: dict[str, Callable[[], Strategy3D | AlpaPlan]] = {
         "Megatron's heuristic": lambda: min(
-            megatron(model), key=lambda strategy: simulated(model, strategy).seconds
+            megatron(model), key=lambda strategy: simulate_strategy(model, strategy).seconds
         ),
         "random, 50 trials": lambda: random_search(model).best.strategy,
         "Alpa's two levels": lambda: alpa(model),
         "annealing": lambda: anneal(model, starts=megatron(model)).best.strategy,
-        "search": lambda: find(model).best.strategy,
+        "search": lambda: search_strategies(model).best.strategy,
     }
     rows: list[dict[str, Any]] = []
     for system, choose in ways.items():
@@ -136,10 +136,10 @@ def searched(setup: str) -> list[dict[str, Any]]:
         found = choose()
         search_s = time.process_time() - start
         if isinstance(found, AlpaPlan):
-            seconds = simulated_alpa(model, found).seconds
+            seconds = simulate_alpa(model, found).seconds
             ranks = list(range(sum(stage.size for stage in found.stages)))
         else:
-            seconds, ranks = simulated(model, found).seconds, list(found.ranks)
+            seconds, ranks = simulate_strategy(model, found).seconds, list(found.ranks)
         rows.append(
             {
                 "setup": setup,
@@ -157,8 +157,8 @@ def searched(setup: str) -> list[dict[str, Any]]:
 def compare(setting: Setting) -> dict[str, Any]:
     """A row: how well the order of a setting's trials is predicted."""
     measured = [trial.measured_s for trial in setting.trials]
-    quick = [quick_seconds(setting.model, trial.strategy) for trial in setting.trials]
-    events = [simulated(setting.model, trial.strategy).seconds for trial in setting.trials]
+    quick = [analytic_seconds(setting.model, trial.strategy) for trial in setting.trials]
+    events = [simulate_strategy(setting.model, trial.strategy).seconds for trial in setting.trials]
     row: dict[str, Any] = {
         "setting": setting.name,
         "trials": len(measured),

@@ -20,7 +20,7 @@ from tests.search.three_d.random_models import mixed
 from tfpar.search.three_d.anneal import ITERATIONS, anneal
 from tfpar.search.three_d.baselines import megatron, random_search
 from tfpar.search.three_d.exhaustive import exhaustive
-from tfpar.search.three_d.space import Space
+from tfpar.search.three_d.space import StrategySpace
 from tfpar.spec import PlanError
 
 SEEDS = (7000, 7049)
@@ -62,7 +62,7 @@ def compared(seed: int, seconds: float, iterations: int = ITERATIONS) -> dict[st
     """A row; None if there is no strategy that fits."""
     model = mixed(seed)
     try:
-        points = Space(model).num_points
+        points = StrategySpace(model).num_points
         start = time.process_time()
         best = exhaustive(model, seconds=seconds, starts=megatron(model))
         exhaustive_cpu_s = time.process_time() - start

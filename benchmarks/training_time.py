@@ -27,7 +27,7 @@ from benchmarks.results import save
 from benchmarks.search import CASES
 from tfpar.capture.step import CapturedStep
 from tfpar.cluster.description import Cluster
-from tfpar.cluster.named import find_cluster
+from tfpar.cluster.lookup import find_cluster
 from tfpar.planning.memory.limit import solve_under_memory_limit
 from tfpar.planning.problems import state_problem
 from tfpar.planning.request import PlanRequest

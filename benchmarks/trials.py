@@ -31,9 +31,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfpar.cluster.description import Cluster, Device, Level, Node
-from tfpar.search.three_d.model import Model
-from tfpar.search.three_d.strategy import Strategy
-from tfpar.search.three_d.table import Case, LayerKind, LayerTable, Passes
+from tfpar.search.three_d.cost_table import LayerCostTable, LayerType, Passes, ProfileKey
+from tfpar.search.three_d.problem import StrategyProblem
+from tfpar.search.three_d.strategy import Strategy3D
 from tfpar.spec import ArgumentError, TfparError
 from tfpar.spec.arguments import integer, number
 
@@ -109,7 +109,7 @@ ARCHITECTURES = {
 class Trial:
     """A strategy and what a step took, in seconds."""
 
-    strategy: Strategy
+    strategy: Strategy3D
     measured_s: float
 
 
@@ -118,7 +118,7 @@ class Setting:
     """Machines, a model, and the trials on them."""
 
     name: str
-    model: Model
+    model: StrategyProblem
     trials: tuple[Trial, ...]
 
 
@@ -211,7 +211,7 @@ class _Reader:
             for tensor in {1, *(tensor for tensor, _ in cases)}
         }
         table = _layer_table(architecture, _Times(forward, tables), sorted(cases))
-        return Setting(name, Model(table, cluster, batch), tuple(measured))
+        return Setting(name, StrategyProblem(table, cluster, batch), tuple(measured))
 
     def layer_seconds(
         self, seconds: Mapping[str, Any], name: str, architecture: Architecture
@@ -264,7 +264,7 @@ class _Reader:
 
     def strategy(
         self, trial: Any, key: str, architecture: Architecture, cluster: Cluster, batch: int
-    ) -> Strategy:
+    ) -> Strategy3D:
         tensor, data, stages, microbatch = (
             self.count(trial, key, name) for name in ("tensor", "data", "pipeline", "microbatch")
         )
@@ -293,7 +293,7 @@ class _Reader:
                 f"{key}.microbatch", f"is {microbatch}: {data} copies do not divide {batch} evenly"
             )
         counts = tuple(b - a for a, b in zip(cuts, cuts[1:], strict=False))
-        return Strategy(data, tensor, microbatch, counts)
+        return Strategy3D(data, tensor, microbatch, counts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -364,15 +364,15 @@ class _Times:
 
 def _layer_table(
     architecture: Architecture, times: _Times, cases: Sequence[tuple[int, int]]
-) -> LayerTable:
+) -> LayerCostTable:
     sent = architecture.entries * ENTRY_BYTES
     kinds = {}
     for layer in range(architecture.layers):
         block = next((b for b in architecture.blocks if layer in b.layers), Block(range(0), 0))
         reduced = SUMS * sent if block.sums else 0
-        kinds[f"layer {layer}"] = LayerKind(
+        kinds[f"layer {layer}"] = LayerType(
             {
-                Case(table, tensor, microbatch): times.passes(
+                ProfileKey(table, tensor, microbatch): times.passes(
                     table, layer, tensor, microbatch, reduced
                 )
                 for table in times.machines
@@ -382,4 +382,4 @@ def _layer_table(
             reduced_bytes=reduced,
             sent_bytes=sent,
         )
-    return LayerTable(kinds, tuple(kinds))
+    return LayerCostTable(kinds, tuple(kinds))

@@ -19,7 +19,7 @@ from scripts.tables import code, made_with, markdown_table
 from tfpar.compile import prepare_step
 from tfpar.planning.problems import batched_inputs
 from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned import Anchors
+from tfpar.propagation.partitioned_graph import Anchors
 from tfpar.report.coverage import coverage
 from tfpar.search.meshes import input_spec
 from tfpar.spec import Mesh

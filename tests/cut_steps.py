@@ -13,19 +13,19 @@ from tfpar.ir.graph import Tensor
 from tfpar.ir.roles import BACKWARD, Roles
 from tfpar.ir.step import StepGraph
 from tfpar.pipeline import Schedule
-from tfpar.pipeline.staged import sent_whole, stage_step
+from tfpar.pipeline.stage_partition import partition_step, sent_whole
 from tfpar.pipeline.step_stages import assignable
 from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned import Anchors
-from tfpar.propagation.prepared import prepare
-from tfpar.rewrite.chunks import cut_in_parts
-from tfpar.rewrite.local_graph import TASK, LocalProgram, Place, build_local_program
+from tfpar.propagation.partitioned_graph import Anchors
+from tfpar.propagation.prepared_graph import prepare
+from tfpar.rewrite.chunks import split_batch
+from tfpar.rewrite.local_graph import TASK, LocalProgram, StagePass, build_local_program
 from tfpar.rewrite.microbatches import build_microbatched_program
 from tfpar.rewrite.packing import pack_collectives
 from tfpar.rewrite.programs import ProgramSet
-from tfpar.rewrite.slices import Slicing
-from tfpar.rewrite.stages import StagedStep, send_in_slices, split_stages
-from tfpar.spec import Mesh, Shard, replicated
+from tfpar.rewrite.scatter_gather import Slicing
+from tfpar.rewrite.stage_split import PipelineLowering, send_in_slices, split_stages
+from tfpar.spec import Mesh, Shard, replicated_spec
 
 ONE, TWO = Mesh.of({"data": 1}), Mesh.of({"data": 2})
 rng = np.random.default_rng(0)
@@ -129,19 +129,21 @@ def cut(
     """The step in stages."""
     cut, microbatches = StepGraph(step.prepared.graph, 2), schedule.num_microbatches
     ops = assignable(cut.graph, Roles.of(cut.graph))
-    stage = stage_step(cut, {op: i * schedule.num_stages // len(ops) for i, op in enumerate(ops)})
+    stage = partition_step(
+        cut, {op: i * schedule.num_stages // len(ops) for i, op in enumerate(ops)}
+    )
     graph, roles = cut.graph, Roles.of(cut.graph)
-    places = {op: Place(stage[op], roles.phase[op] == BACKWARD) for op in graph.ops}
-    whole = replicated(mesh.num_axes)
+    places = {op: StagePass(stage[op], roles.phase[op] == BACKWARD) for op in graph.ops}
+    whole = replicated_spec(mesh.num_axes)
     batch = (Shard(0), *whole[1:])
     anchors = Anchors(
         inputs=[batch, batch, *(weights or [whole] * 3)], outputs=[whole] * len(graph.outputs)
     )
     partitioned = propagate(prepare(graph, whole=sent_whole(graph, stage)), mesh, anchors)
-    asked = StagedStep(places, schedule, recompute, slicing)
+    asked = PipelineLowering(places, schedule, recompute, slicing)
     if microbatches > 1:
         fed = set(graph.inputs[:2])
-        laid = cut_in_parts(partitioned, anchors, fed, microbatches)
+        laid = split_batch(partitioned, anchors, fed, microbatches)
         program = build_microbatched_program(laid, asked)
     else:
         program = build_local_program(partitioned, places)

@@ -19,16 +19,16 @@ from tests.cases import is_nightly
 from tests.equivalence import without_graph_optimizers
 from tfpar.interop.convert import convert_func_graph
 from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned import Anchors, OpPlan, PartitionedGraph
-from tfpar.propagation.prepared import PreparedGraph, prepare
-from tfpar.propagation.shares import seen_by
-from tfpar.rewrite.kinds import build_uneven_program
+from tfpar.propagation.partitioned_graph import Anchors, OpPlan, PartitionedGraph
+from tfpar.propagation.prepared_graph import PreparedGraph, prepare
+from tfpar.propagation.uneven_batch import with_uneven_mesh
 from tfpar.rewrite.local_graph import build_local_program
 from tfpar.rewrite.packing import pack_collectives
 from tfpar.rewrite.programs import ProgramSet
 from tfpar.rewrite.reshard import COLLECTIVE_TYPES
+from tfpar.rewrite.uneven_program import build_uneven_program
 from tfpar.runtime.backends.in_process import InProcessProgram
-from tfpar.spec import Mesh, Partial, Replicate, Shard, UnevenMesh, format_spec, replicated
+from tfpar.spec import Mesh, Partial, Replicate, Shard, UnevenMesh, format_spec, replicated_spec
 
 SEEN_TYPES: set[str] = set()
 """Op types that ran under a rule in this session, and (SPLIT_TYPES) that ran split."""
@@ -97,7 +97,7 @@ class Traced:
         Raises:
             CannotShare: on an `UnevenMesh`, what does not split so.
         """
-        whole = replicated(mesh.num_axes)
+        whole = replicated_spec(mesh.num_axes)
         anchors = Anchors(
             inputs=[whole] * len(self.args),
             tensors={f"arg{i}:0": spec for i, spec in enumerate(specs)},
@@ -107,7 +107,7 @@ class Traced:
         if isinstance(mesh, UnevenMesh):
             partitioned = propagate(self.prepared, mesh.even, anchors)
             local = build_uneven_program(partitioned, [mesh], build_local_program)
-            partitioned = seen_by(partitioned, mesh.widest)
+            partitioned = with_uneven_mesh(partitioned, mesh.widest)
         else:
             partitioned = propagate(self.prepared, mesh, anchors)
             local = build_local_program(partitioned)
@@ -201,7 +201,7 @@ def sweep(function, args, *, trials=8, seed=0, meshes=MESHES, partial=True, rtol
     runs = []
     widest = max((m.size for m in meshes if m.num_axes == 1), default=0)
     for mesh in meshes:
-        whole = replicated(mesh.num_axes)
+        whole = replicated_spec(mesh.num_axes)
         layouts = []
         for i, value in enumerate(args):
             for dim, size in enumerate(value.shape):

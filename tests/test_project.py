@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,17 @@ def test_every_folder_is_on_the_map_and_there(read):
     assert len(named) == len(set(named))
     assert {n for n in named if not n.endswith(".py")} == FOLDERS
     assert all((ROOT / n).exists() for n in named)
+
+
+def test_no_two_public_classes_have_one_name():
+    """In a traceback or a list of completions a class stands without its module."""
+    modules: dict[str, list[str]] = defaultdict(list)
+    for path in (ROOT / "tfpar").rglob("*.py"):
+        names = re.findall(r"^class ([A-Za-z]\w*)", path.read_text(encoding="utf-8"), re.MULTILINE)
+        for name in names:
+            modules[name].append(str(path.relative_to(ROOT)))
+    assert len(modules) > 200
+    assert not {name: found for name, found in modules.items() if len(found) > 1}
 
 
 def test_the_version_is_in_one_place():

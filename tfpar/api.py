@@ -33,8 +33,8 @@ from tfpar.scopes import block, enclosing, install_threads
 from tfpar.session import Session
 from tfpar.settings import ConstraintsLike, MeshLike
 from tfpar.spec import ArgumentError, TfparError
-from tfpar.spec.arguments import flag, listed, optional, refused
-from tfpar.traced import TracedModel, machines_of, told_of_searches
+from tfpar.spec.arguments import argument_error, check_list, flag, optional
+from tfpar.traced import TracedModel, make_search_reporter, resolve_cluster
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -111,7 +111,7 @@ def parallelize(
     returns the function that runs on the mesh. Arguments as for `auto_parallel`.
     """
     if not (isinstance(model, keras.Model) or _is_function(model)):
-        raise refused("model", model, "a keras.Model, or a function of tensors")
+        raise argument_error("model", model, "a keras.Model, or a function of tensors")
     session = Session.of(settings_of(mesh, constraints, options, keywords))
     if isinstance(model, keras.Model):
         adapter.install()
@@ -168,11 +168,11 @@ def function(
             function, input_signature=input_signature, autograph=autograph, jit_compile=jit_compile
         )
     if not callable(step):
-        raise refused("step", step, "a function of tensors")
+        raise argument_error("step", step, "a function of tensors")
     flag("autograph", autograph)
     optional(flag, "jit_compile", jit_compile)
     if input_signature is not None:
-        listed("input_signature", input_signature, "a list of tf.TensorSpecs")
+        check_list("input_signature", input_signature, "a list of tf.TensorSpecs")
     session = enclosing()
     if session is None:
         raise TfparError("tap.function is used inside a tap.auto_parallel block.")
@@ -216,7 +216,7 @@ def plan(
         TfparError: `build` gives no compiled model, or as for `auto_parallel`.
     """
     if not _is_function(build):
-        raise refused(
+        raise argument_error(
             "build",
             build,
             "a function without arguments that makes and compiles a model (no model: one that "
@@ -230,9 +230,9 @@ def plan(
     if settings.planner is None:
         raise ArgumentError("tap.plan needs a planner, e.g. planner='tap'.")
     mesh = settings.mesh or every_rank()
-    machines_of(mesh, settings.cluster, settings)  # before the model is built
+    resolve_cluster(mesh, settings.cluster, settings)  # before the model is built
     traced = TracedModel.of(build, batch, mesh, settings)
-    with told_of_searches(settings) as report:
+    with make_search_reporter(settings) as report:
         return traced.plan(mesh, settings.cluster, report)
 
 
@@ -267,7 +267,7 @@ def coverage(model: keras.Model, x: Any = None, y: Any = None) -> Coverage:
     if x is None:
         x = _symbolic_inputs(model)
     if isinstance(x, str | bytes):
-        raise refused("x", x, "a batch: arrays, or tf.TensorSpecs")
+        raise argument_error("x", x, "a batch: arrays, or tf.TensorSpecs")
     batch = batch_as_fit_feeds(model, (x,) if y is None else (x, y))
     check_batch("(x, y)", batch)
     kind = "predict" if len(batch) == 1 else "train"

@@ -19,13 +19,13 @@ from tfpar.plans import Plan
 from tfpar.session import Session
 from tfpar.settings import ConstraintsLike, MeshLike
 from tfpar.spec import TfparError
-from tfpar.spec.arguments import integer, refused
-from tfpar.steps import CompiledFunction, Program
+from tfpar.spec.arguments import argument_error, integer
+from tfpar.steps import CompiledFunction, SharedPlan
 from tfpar.variables.parallel_variable import ParallelVariable
 from tfpar.verification import Verification
 from tfpar.verification.sessions import SessionDevice
 from tfpar.verification.steps import (
-    Outcome,
+    StepOutcome,
     TakenStep,
     Values,
     build_verification,
@@ -79,7 +79,7 @@ class GraphProgram:
         **keywords: Unpack[Keywords],
     ) -> None:
         self.source = _source(source)
-        self.program = Program(Session.of(settings_of(mesh, constraints, options, keywords)))
+        self.program = SharedPlan(Session.of(settings_of(mesh, constraints, options, keywords)))
         world = self.program.session.ranks.world
         if world is not None:  # initialisers without a seed draw alike on all ranks
             self.source.seed = world.first("drawing a seed", lambda: random.randrange(1, 2**31))
@@ -162,7 +162,7 @@ class GraphProgram:
         try:
             for _ in range(steps):
                 results = _by_name(fetches, self.run(fetches, feeds))
-                taken.append(TakenStep(feeds, before, Outcome(results, {}, self.values())))
+                taken.append(TakenStep(feeds, before, StepOutcome(results, {}, self.values())))
                 before = taken[-1].mesh.after
         finally:
             for name, value in start.items():
@@ -173,7 +173,7 @@ class GraphProgram:
 
     def _in_session(
         self, fetches: Any, feeds: Mapping[Any, Any] | None, before: Sequence[Values]
-    ) -> list[Outcome]:
+    ) -> list[StepOutcome]:
         """A step from each of the given values, in one Session."""
         outcomes = []
         with self.source.session() as (session, load, variables):
@@ -185,7 +185,7 @@ class GraphProgram:
                 load(values)
                 results = _by_name(fetches, session.run(wanted, fed))
                 after = {n: np.asarray(v) for n, v in session.run(variables).items()}
-                outcomes.append(Outcome(results, {}, after))
+                outcomes.append(StepOutcome(results, {}, after))
         return outcomes
 
     # --- checkpoints -------------------------------------------------------------
@@ -256,7 +256,7 @@ class _FetchStep(CompiledFunction):
 
     def __init__(
         self,
-        program: Program,
+        program: SharedPlan,
         source: GraphSource,
         fetches: Any,
         fed: Sequence[str],
@@ -311,7 +311,7 @@ def _source(given: Any) -> GraphSource:
     if isinstance(given, (str, os.PathLike)):
         path = os.fspath(given)
         return from_meta_graph(path) if path.endswith(".meta") else from_saved_model(path)
-    raise refused(
+    raise argument_error(
         "source",
         given,
         "a tf.Graph, a MetaGraphDef, the path of a .meta file or of a SavedModel, or a GraphSource",

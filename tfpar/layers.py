@@ -20,10 +20,10 @@ from typing import Any
 
 import keras
 
-from tfpar.constraints.laid import check_fits, mark, read_spec
+from tfpar.constraints.layer_specs import check_fits, mark, read_spec
 from tfpar.scopes import enclosing
 from tfpar.spec import Placement
-from tfpar.spec.arguments import refused
+from tfpar.spec.arguments import argument_error
 
 
 def lay(weight: keras.Variable, spec: Iterable[Placement | str]) -> keras.Variable:
@@ -39,7 +39,7 @@ def lay(weight: keras.Variable, spec: Iterable[Placement | str]) -> keras.Variab
             of the enclosing `auto_parallel` has axes.
     """
     if not isinstance(weight, keras.Variable):
-        raise refused("weight", weight, "a keras.Variable, such as a layer's kernel")
+        raise argument_error("weight", weight, "a keras.Variable, such as a layer's kernel")
     what = f"Weight {weight.path!r}"
     placements = read_spec(spec, len(weight.shape), what)
     session = enclosing()

@@ -15,7 +15,7 @@ from tfpar.plans import Offload, Plan
 from tfpar.search.objective import Trials
 from tfpar.search.problem import Planner
 from tfpar.settings import ConstraintsLike, MeshLike, Settings
-from tfpar.spec.arguments import refused
+from tfpar.spec.arguments import argument_error
 
 PathLike = str | os.PathLike[str]
 ClusterLike = Cluster | Mapping[str, Any] | PathLike
@@ -166,7 +166,7 @@ def with_keywords(
 ) -> Options:
     """`options`, or the defaults, where `keywords` say nothing else; errors as of `settings_of`."""
     if not (options is None or isinstance(options, Options)):
-        raise refused("options", options, "a tap.Options")
+        raise argument_error("options", options, "a tap.Options")
     known = names_of(kind)
     for name in keywords:
         if name not in known:

@@ -23,7 +23,7 @@ from tfpar.keras.initial_shapes import initial_shape
 from tfpar.pipeline import AUTO, Pipeline
 from tfpar.planning.solve import Interrupted
 from tfpar.plans import Plan
-from tfpar.runtime.detect import every_rank, machines_for
+from tfpar.runtime.detect import every_rank, find_machines
 from tfpar.runtime.ranks import Ranks
 from tfpar.scopes import active
 from tfpar.search.so_far import SearchInterrupted
@@ -123,7 +123,7 @@ class Session:
         batch_axes(options.constraints, mesh)  # refuses unknown axes before anything is built
         cluster = None
         if options.cluster is not None:
-            cluster = machines_for(mesh, options.cluster)
+            cluster = find_machines(mesh, options.cluster)
         if plan is not None:
             plan.check_ranks(mesh, cluster)
         session = cls(mesh, options, cluster)

@@ -18,7 +18,7 @@ import numpy as np
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.units import parse
 from tfpar.constraints import Constraint, constraints_of
-from tfpar.constraints.kinds import check_pattern
+from tfpar.constraints.constraint_types import check_pattern
 from tfpar.constraints.stages import check_stages
 from tfpar.ir.roles import COMPRESSIONS
 from tfpar.pipeline import AUTO, Pipeline, Schedule
@@ -26,15 +26,24 @@ from tfpar.pipeline.generators import generate
 from tfpar.pipeline.pipeline import ENUMERATE
 from tfpar.pipeline.statistics import BatchStatisticsOf
 from tfpar.plans import Offload, Plan
-from tfpar.plans.alike import runs_as
+from tfpar.plans.equivalence import execution_key
 from tfpar.rewrite.chunks import CHUNKS
 from tfpar.search.auto import AutoPlanner
 from tfpar.search.cache import PlanCache
 from tfpar.search.objective import Budget, Trials
-from tfpar.search.planners import budget_for, find_planner
+from tfpar.search.planners import find_planner, make_budget
 from tfpar.search.problem import Planner
 from tfpar.spec import ArgumentError, Mesh
-from tfpar.spec.arguments import flag, integer, listed, one_of, optional, path, refused, written
+from tfpar.spec.arguments import (
+    argument_error,
+    check_choice,
+    check_list,
+    flag,
+    integer,
+    optional,
+    path,
+    written,
+)
 
 if TYPE_CHECKING:
     from tfpar.options import Options
@@ -96,7 +105,7 @@ class Settings:
             constraints=constraints_of("constraints", constraints),
             plan=optional(_plan, "plan", options.plan),
             planner=planner,
-            budget=budget_for(planner, options.search_seconds),
+            budget=make_budget(planner, options.search_seconds),
             cluster=optional(_cluster, "cluster", options.cluster),
             plan_cache=_plan_cache("plan_cache", options.plan_cache),
             memory_limit=optional(_size, "memory_limit", options.memory_limit),
@@ -163,7 +172,9 @@ class Settings:
         return {
             "mesh": str(self.mesh),
             "constraints": f"[{', '.join(map(str, self.constraints))}]",
-            "plan": "None" if self.plan is None else _identified("a Plan", runs_as(self.plan)),
+            "plan": "None"
+            if self.plan is None
+            else _identified("a Plan", execution_key(self.plan)),
             "planner": "None" if self.planner is None else repr(self.planner.name),
             "cluster": _cluster_described(self.cluster),
             **{name: repr(getattr(self, name)) for name in names},
@@ -227,7 +238,7 @@ def _size(name: str, value: Any, expected: str = "a size above 0 such as '16 GiB
     except ValueError:
         size = math.nan
     if not size > 0:
-        raise refused(name, value, f"{expected}, or a number of bytes")
+        raise argument_error(name, value, f"{expected}, or a number of bytes")
     return size
 
 
@@ -236,18 +247,18 @@ def _whole_size(name: str, value: Any) -> int:
     expected = "a size such as '32 MiB', of 1 byte or more"
     size = _size(name, value, expected)
     if not 1 <= size < math.inf:
-        raise refused(name, value, expected)
+        raise argument_error(name, value, expected)
     return int(size)
 
 
 def _carried_as(name: str, value: Any) -> str:
     """The dtype in which gradients travel."""
-    return COMPRESSIONS[one_of(name, value, COMPRESSIONS)]
+    return COMPRESSIONS[check_choice(name, value, COMPRESSIONS)]
 
 
 def _chunks(name: str, value: Any) -> int:
     """A number of chunks that there may be: more start more collectives than they hide."""
-    return one_of(name, value, CHUNKS)
+    return check_choice(name, value, CHUNKS)
 
 
 def _pipeline(name: str, value: Any) -> Pipeline | Literal["auto"]:
@@ -257,9 +268,9 @@ def _pipeline(name: str, value: Any) -> Pipeline | Literal["auto"]:
         return AUTO
     if not isinstance(value, Pipeline):
         expected = "a tap.Pipeline, such as tap.Pipeline(microbatches=4), or 'auto'"
-        raise refused(name, value, expected)
+        raise argument_error(name, value, expected)
     if value.recompute and value.order.num_stages == 1:
-        raise refused(
+        raise argument_error(
             name,
             value,
             "one that recomputes nothing, as it has one stage; recompute= says what to compute "
@@ -325,7 +336,7 @@ def _verbose(name: str, value: Any) -> bool:
     return (
         flag(name, value)
         if isinstance(value, bool | np.bool_)
-        else bool(one_of(name, value, (0, 1)))
+        else bool(check_choice(name, value, (0, 1)))
     )
 
 
@@ -334,7 +345,7 @@ def _recompute(name: str, value: Any) -> bool | tuple[str, ...]:
     if isinstance(value, bool | np.bool_):
         return bool(value)
     expected = "True, False, or a list of regular expressions"
-    patterns = (value,) if isinstance(value, str) else listed(name, value, expected)
+    patterns = (value,) if isinstance(value, str) else check_list(name, value, expected)
     for pattern in patterns:
         check_pattern(f"{name}={written(pattern)}", pattern)
     return patterns
@@ -345,7 +356,9 @@ def _offload(name: str, value: Any) -> Offload:
     if isinstance(value, bool | np.bool_):
         return Offload(bool(value), bool(value))
     if not isinstance(value, Offload):
-        raise refused(name, value, "True, False, or a tap.Offload, which names weights and blocks")
+        raise argument_error(
+            name, value, "True, False, or a tap.Offload, which names weights and blocks"
+        )
     for field in dataclasses.fields(value):
         patterns = getattr(value, field.name)
         for pattern in () if isinstance(patterns, bool) else patterns:

@@ -16,13 +16,13 @@ from tfpar.capture.step import CapturedStep, argument_specs
 from tfpar.cluster.description import Cluster
 from tfpar.compile import simplify_step
 from tfpar.compile.dump import dump_of
-from tfpar.compile.passes import Observer, unobserved
+from tfpar.compile.passes import Observer, ignore_pass
 from tfpar.constraints import batch_axes
 from tfpar.distributed.job import Job
 from tfpar.ir.model_layers import ModelLayer
 from tfpar.keras import adapter
 from tfpar.keras.batches import check_training_batch
-from tfpar.keras.layers_of import layers_of
+from tfpar.keras.layer_sources import layers_of
 from tfpar.keras.preprocessing import batch_as_fit_feeds
 from tfpar.keras.slots import slot_ratio
 from tfpar.options import ClusterLike
@@ -32,13 +32,13 @@ from tfpar.planning.request import PlanRequest
 from tfpar.planning.step_search import StepSearch
 from tfpar.plans import Plan
 from tfpar.report.progress import Reporter, reporting
-from tfpar.runtime.detect import machines_for
+from tfpar.runtime.detect import find_machines
 from tfpar.search.problem import Problem
 from tfpar.search.so_far import SearchInterrupted
 from tfpar.session import Session
 from tfpar.settings import Settings
 from tfpar.spec import Mesh, TfparError
-from tfpar.steps.planned import constraints_on
+from tfpar.steps.step_planner import collect_constraints
 
 
 @dataclasses.dataclass(eq=False)
@@ -61,7 +61,7 @@ class TracedModel:
     state_ratio: float
     jit_compile: bool
     layers: tuple[ModelLayer, ...] = ()
-    observe: Observer = unobserved
+    observe: Observer = ignore_pass
 
     @classmethod
     def of(
@@ -108,7 +108,7 @@ class TracedModel:
         except SearchInterrupted as stopped:
             best = stopped
             raise SearchInterrupted(lambda: best.plan and best.plan.of_model(self.layers)) from None
-        laid = attach_partitioned(plan, problem, machines_of(mesh, cluster, self.settings))
+        laid = attach_partitioned(plan, problem, resolve_cluster(mesh, cluster, self.settings))
         self.observe("propagate", lambda: str(laid.partitioned))
         return laid.of_model(self.layers)
 
@@ -117,12 +117,12 @@ class TracedModel:
     ) -> tuple[Plan, Problem]:
         """The same, not laid out, and the problem that it solves."""
         settings = self.settings
-        machines = machines_of(mesh, cluster, settings)
+        machines = resolve_cluster(mesh, cluster, settings)
         session = Session(mesh, settings)
         request = PlanRequest(
             session.stage_mesh,
             machines,
-            constraints_on(self.step, session),
+            collect_constraints(self.step, session),
             compression=settings.compression,
             recompute=settings.recompute,
             offload=settings.offload,
@@ -142,17 +142,17 @@ class TracedModel:
         return StepSearch(self.step, self.batch_size, planner, cache, state_ratio=self.state_ratio)
 
 
-def machines_of(mesh: Mesh, cluster: ClusterLike | None, settings: Settings) -> Cluster:
+def resolve_cluster(mesh: Mesh, cluster: ClusterLike | None, settings: Settings) -> Cluster:
     """The machines that a plan for `mesh` is priced for.
 
     Raises:
         TfparError: the cluster has no such mesh, or a constraint names an axis that it lacks.
     """
     batch_axes(settings.constraints, mesh)
-    return machines_for(mesh, cluster).with_memory(settings.memory_limit)
+    return find_machines(mesh, cluster).with_memory(settings.memory_limit)
 
 
-def told_of_searches(settings: Settings) -> contextlib.AbstractContextManager[Reporter]:
+def make_search_reporter(settings: Settings) -> contextlib.AbstractContextManager[Reporter]:
     """A reporter of a search, for the first rank of a job if users want to be told."""
     return _told("searching a plan", settings)
 

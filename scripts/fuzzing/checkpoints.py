@@ -14,7 +14,7 @@ import tensorflow as tf
 import tfpar as tap
 from scripts.fuzzing.files import of_files
 from scripts.fuzzing.trials import Case, Kind
-from tfpar.checkpoint import Box, Reader, Saved, commit, temporary_folder, write_part
+from tfpar.checkpoint import Box, Reader, TensorWrite, commit, temporary_folder, write_part
 from tfpar.keras import saving
 from tfpar.keras.adapter import state_of
 from tfpar.keras.replay import Position
@@ -64,8 +64,8 @@ def _parts(folder: str) -> Case:
     value = tf.constant([[1.0, 2.0], [3.0, 4.0]])
     for rank in range(2):
         box = Box((rank, 0), (1, 2), (0, 0))
-        rows = Saved("kernel", (2, 2), tf.float32, [box], lambda r=rank: value[r : r + 1])
-        half = Saved(
+        rows = TensorWrite("kernel", (2, 2), tf.float32, [box], lambda r=rank: value[r : r + 1])
+        half = TensorWrite(
             "half", (2, 2), tf.float16, [box], lambda r=rank: tf.cast(value[r : r + 1], "half")
         )
         write_part(whole, rank, [rows, half])

@@ -20,7 +20,7 @@ from scripts.fuzzing.trials import Case, Draw, Kind
 from tfpar.checkpoint import lock
 from tfpar.cli.main import _parser
 from tfpar.cluster.files import cluster_of, describe, read_cluster, write_cluster
-from tfpar.cluster.named import find_cluster, fitted, preset_names
+from tfpar.cluster.lookup import find_cluster, fit_to_mesh, preset_names
 from tfpar.hints import read_hints
 from tfpar.ir.text.reader import parse_graph
 from tfpar.ir.text.writer import format_graph
@@ -128,7 +128,7 @@ def _presets(folder: str) -> Case:
 
     def use(path: str) -> None:
         _use_cluster(path)
-        assert fitted(find_cluster(path), Mesh.of([1, 1])).device
+        assert fit_to_mesh(find_cluster(path), Mesh.of([1, 1])).device
 
     return of_files(texts, ["preset.toml"], use)
 

@@ -11,27 +11,27 @@ from typing import Any
 import tfpar as tap
 from tests.plan.graphs import partition
 from tests.search import tiny
-from tfpar.cluster.description import Measured
+from tfpar.cluster.description import MeasuredCollective
 from tfpar.cluster.files import describe
-from tfpar.cluster.named import find_cluster
+from tfpar.cluster.lookup import find_cluster
 from tfpar.constraints import Constraint
 from tfpar.cost.cost import Cost
-from tfpar.cost.staged import StagedCost, StageShare
+from tfpar.cost.pipeline_cost import PipelineCost, StageCost
 from tfpar.ir.graph import Graph
 from tfpar.pipeline.generators import generate
 from tfpar.plans import (
-    Alternative,
-    Offloaded,
+    OffloadPlan,
+    PipelinePlan,
     Plan,
-    PlannedStages,
     PlannedVariable,
-    PricedPlan,
-    Rival,
-    Trial,
+    PricedCandidate,
+    RejectedCandidate,
+    SpecOption,
+    TrialResult,
     plan_from_constraints,
 )
-from tfpar.propagation.partitioned import OpPlan
-from tfpar.report.data.build import report_of
+from tfpar.propagation.partitioned_graph import OpPlan
+from tfpar.report.data.build import build_report
 from tfpar.search.problem import Problem
 from tfpar.search.tap.planner import TapPlanner
 from tfpar.spec import Mesh, parse_spec
@@ -80,9 +80,9 @@ def planned() -> Plan:
     """A plan with something in every field."""
     laid, rows = parse_spec("R,S(1)"), parse_spec("S(0),R")
     alternatives = (
-        Alternative(laid, 1e-3),
-        Alternative(rows, math.inf),
-        Alternative(parse_spec("R,S(0),R"), 2e-3, "data=1 x d1=2 x d2=2, batch over data"),
+        SpecOption(laid, 1e-3),
+        SpecOption(rows, math.inf),
+        SpecOption(parse_spec("R,S(0),R"), 2e-3, "data=1 x d1=2 x d2=2, batch over data"),
     )
     variables = {
         "m/a/kernel": PlannedVariable((6, 8), "float32", True, laid, "searched", alternatives),
@@ -114,14 +114,20 @@ def planned() -> Plan:
         "abc",
         planner="tap",
         cluster=find_cluster("dgx-a100", MESH),
-        layouts=(PricedPlan("data=4", 2e-3, 1e9),),
-        baselines=(PricedPlan("one device", 3e-3, 2e9),),
+        layouts=(PricedCandidate("data=4", 2e-3, 1e9),),
+        baselines=(PricedCandidate("one device", 3e-3, 2e9),),
         cost=cost,
         recompute=("block",),
-        offloaded=Offloaded(("m/a/kernel",), ("block",)),
+        offloaded=OffloadPlan(("m/a/kernel",), ("block",)),
         chunks=2,
-        rivals=(Rival("model=4", cost, "slower", 2.0), Rival("data=4", None, "does not fit")),
-        trials=(Trial("data=2 x model=2", 1e-3, 2e-3, ""), Trial("data=4", None, None, "failed")),
+        rivals=(
+            RejectedCandidate("model=4", cost, "slower", 2.0),
+            RejectedCandidate("data=4", None, "does not fit"),
+        ),
+        trials=(
+            TrialResult("data=2 x model=2", 1e-3, 2e-3, ""),
+            TrialResult("data=4", None, None, "failed"),
+        ),
         passed_over=(2e-3, 7),
         ops={"m/a/MatMul": OpPlan((whole, laid), (laid,), (whole,))},
     )
@@ -129,13 +135,13 @@ def planned() -> Plan:
 
 def planned_in_stages() -> Plan:
     """The same in two stages."""
-    share = StageShare((0, 1, 2, 3), 1e-3, 2e-3, 1e-4, 0.0, 0.2, 1e6, 2, 1e6, 1e5, 2e6, "0B0")
-    stages = PlannedStages(
+    share = StageCost((0, 1, 2, 3), 1e-3, 2e-3, 1e-4, 0.0, 0.2, 1e6, 2, 1e6, 1e5, 2e6, "0B0")
+    stages = PipelinePlan(
         generate("zb-h1", 2, 2),
         {"m/a": 0, "m/b": 1},
         True,
         {"m/a/kernel": 0, "m/b/kernel": 1},
-        StagedCost(1e-2, 0.2, (share, dataclasses.replace(share, ranks=(4, 5, 6, 7)))),
+        PipelineCost(1e-2, 0.2, (share, dataclasses.replace(share, ranks=(4, 5, 6, 7)))),
     )
     return dataclasses.replace(planned(), chunks=1, microbatches=2, trials=(), stages=stages)
 
@@ -152,7 +158,7 @@ def cluster() -> tap.Cluster:
         (tap.Level(3, 1e9, 1e-6),),
         0.5,
         ("ring", "tree"),
-        (Measured("all_reduce", (2, 4), 1, 1e-6, 1e9),),
+        (MeasuredCollective("all_reduce", (2, 4), 1, 1e-6, 1e9),),
         1e-4,
         True,
     )
@@ -179,7 +185,7 @@ def problem(batch: int) -> Problem:
 def planned_with_report() -> Plan:
     """A plan that was searched, with what there is to show of it, as a file has it."""
     plan = TapPlanner().solve(problem(8))
-    report = report_of(plan, partition(step(8), plan))
+    report = build_report(plan, partition(step(8), plan))
     return plan.with_report(report.to_builtins())
 
 

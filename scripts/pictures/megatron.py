@@ -15,8 +15,8 @@ from scripts.pictures.svg import COLOURS, Drawing
 from tfpar.ir.text import parse_graph
 from tfpar.plans import plan_from_constraints
 from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned import PartitionedGraph
-from tfpar.propagation.prepared import prepare
+from tfpar.propagation.partitioned_graph import PartitionedGraph
+from tfpar.propagation.prepared_graph import prepare
 from tfpar.spec import Mesh, Partial, Spec, format_spec
 from tfpar.spec.layout import local_indices
 

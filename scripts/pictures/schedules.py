@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from scripts.pictures.svg import COLOURS, INK, Drawing
-from tfpar.cost.pipeline import StageCost, simulate
-from tfpar.cost.timeline import Timeline
+from tfpar.cost.simulator import StageProfile, simulate
+from tfpar.cost.timeline import SimulatedTimeline
 from tfpar.pipeline.generators import generate
 from tfpar.pipeline.graph import task_graph
 
@@ -16,12 +16,12 @@ FILLS = {"F": COLOURS[0], "B": COLOURS[1], "I": COLOURS[1], "W": COLOURS[2]}
 LANE, LEFT, WIDTH, TOP = 18, 70, 780, 48
 
 
-def simulated(name: str) -> Timeline:
+def simulated(name: str) -> SimulatedTimeline:
     """A step under a schedule; transfers take no time."""
     schedule = generate(name, ACTORS, MICROBATCHES)
     part = ACTORS / schedule.num_stages  # of a fourth of the model
     seconds = {kind: part * s for kind, s in SECONDS.items()}
-    cost = StageCost(seconds=seconds, fixed_bytes=0.0, kept_bytes=part, reduction_s=0.0)
+    cost = StageProfile(seconds=seconds, fixed_bytes=0.0, kept_bytes=part, reduction_s=0.0)
     return simulate(task_graph(schedule), [cost] * schedule.num_stages)
 
 

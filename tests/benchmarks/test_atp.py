@@ -8,7 +8,7 @@ import pytest
 
 import tfpar as tap
 from benchmarks import atp
-from tfpar.cluster.named import fitted, read_preset
+from tfpar.cluster.lookup import fit_to_mesh, read_preset
 
 
 def test_megatron_s_curve_rises_and_the_best_mesh_s_falls():
@@ -29,7 +29,7 @@ def step():
 
 def without_starts(preset, size):
     """The preset's links, on which nothing takes time to start: the test's model is small."""
-    cluster = fitted(read_preset(preset), tap.Mesh.of([size])).with_device(launch_s=0.0)
+    cluster = fit_to_mesh(read_preset(preset), tap.Mesh.of([size])).with_device(launch_s=0.0)
 
     def started(levels):
         return tuple(dataclasses.replace(level, latency_s=0.0) for level in levels)

@@ -10,7 +10,7 @@ import tfpar as tap
 from benchmarks import atp, summa
 from benchmarks import atp_throughput as throughput
 from tfpar.cluster.description import Cluster, Device, Level
-from tfpar.cluster.named import fitted, read_preset
+from tfpar.cluster.lookup import fit_to_mesh, read_preset
 
 DEVICE = Device({"float32": 1e12, "float16": 2e12}, 1e10, 1e11, launch_s=1e-6, half_size=16)
 
@@ -72,7 +72,7 @@ def test_chunks_hide_what_slow_links_take(monkeypatch):
     monkeypatch.setattr(atp, "HEAD_SIZE", 32)
     monkeypatch.setattr(throughput, "TOKENS", atp.BATCH * 128)
     step = atp.capture(256)
-    cluster = fitted(read_preset("atp-ic4"), tap.Mesh.of([4]))
+    cluster = fit_to_mesh(read_preset("atp-ic4"), tap.Mesh.of([4]))
     slow = cluster.with_device(launch_s=0.0, flops={"float32": 1e12})
     rows = list(throughput.contenders(step, slow, 256))
     choose_num_chunks = {row["chunks"]: row for row in rows if row["contender"] == "ATP"}

@@ -7,12 +7,12 @@ import sys
 import tfpar as tap
 from tfpar.cluster.files import describe
 from tfpar.distributed.world import this_world
-from tfpar.report.progress import Lines
+from tfpar.report.progress import LogDisplay
 from tfpar.spec import TfparError
 
 
 def main(path: str) -> None:
-    Lines.quiet_s = Lines.every_s = 0.0  # tell all, however quick it is
+    LogDisplay.quiet_s = LogDisplay.every_s = 0.0  # tell all, however quick it is
     cluster = tap.calibrate(path=path, budget_s=0.1)
     world = this_world()
     assert world is not None

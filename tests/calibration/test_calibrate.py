@@ -15,7 +15,7 @@ from tfpar.calibration.links import axes_to_measure
 from tfpar.cli.main import main
 from tfpar.cluster.check import TRANSFER
 from tfpar.cluster.files import describe, read_cluster
-from tfpar.cluster.network import measured, path_between
+from tfpar.cluster.network import find_measurement, path_between
 from tfpar.cost.collectives import collective_seconds
 from tfpar.spec import Mesh, TfparError
 from tfpar.spec.names import COLLECTIVES
@@ -50,7 +50,7 @@ def test_every_collective_has_been_measured(local):
     for mesh in (Mesh.of([2]), Mesh.of([1, 2])):
         axes = (mesh.num_axes - 1,)
         for kind in COLLECTIVES:
-            assert measured(cluster, kind, mesh, axes) is not None
+            assert find_measurement(cluster, kind, mesh, axes) is not None
             assert math.isfinite(collective_seconds(kind, axes, 1e6, mesh, cluster))
     assert collective_seconds("all_reduce", (0,), 1e7, Mesh.of([2]), cluster) > 1e-5
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tfpar.calibration import fit
-from tfpar.cost.work import efficiency
+from tfpar.cost.op_compute import efficiency
 
 SIZES = (1e3, 16e3, 130e3, 1e6, 4e6)
 SIDES = [(n, n, n) for n in (32, 64, 128, 256, 512)] + [(16, 256, 256), (256, 16, 256)]
@@ -52,7 +52,7 @@ def test_peak_and_half_size_are_found(half_size):
 @pytest.mark.parametrize("ramp_s", [0.0, 1.6e-5, 1.28e-4])
 def test_memory_bandwidth_and_ramp_are_found(ramp_s):
     moved = [2e4, 1e5, 4e5, 1e6, 4e6, 1e7]
-    times = noisy([1e-5 + fit.ramped(n / 8e9, ramp_s) for n in moved], 1, 0.01)
+    times = noisy([1e-5 + fit.add_ramp(n / 8e9, ramp_s) for n in moved], 1, 0.01)
     rate, found = fit.memory_rate(moved, times, 1e-5)
     assert rate == pytest.approx(8e9, rel=0.1)
     assert found == pytest.approx(ramp_s, rel=0.3, abs=4e-6)
@@ -60,7 +60,7 @@ def test_memory_bandwidth_and_ramp_are_found(ramp_s):
 
 @pytest.mark.parametrize("work_s", [1e-6, 1e-4, 1e-2])
 def test_what_ramps_up_is_found_again(work_s):
-    assert fit.unramped(fit.ramped(work_s, 1e-4), 1e-4) == pytest.approx(work_s)
+    assert fit.remove_ramp(fit.add_ramp(work_s, 1e-4), 1e-4) == pytest.approx(work_s)
 
 
 def test_overlap_is_what_is_saved():

@@ -5,14 +5,14 @@ import math
 
 import pytest
 
-from tfpar.calibration.asked import ON_CPU, Machine
 from tfpar.calibration.kernels import kernels_of
 from tfpar.calibration.links import neighbours
 from tfpar.calibration.measure import measure
+from tfpar.calibration.workload import ON_CPU, MachineInfo
 from tfpar.cluster.check import TRANSFER
 from tfpar.cluster.files import cluster_of, describe
+from tfpar.cluster.network import find_measurement as found_for
 from tfpar.cluster.network import link_of
-from tfpar.cluster.network import measured as found_for
 from tfpar.cost.collectives import collective_seconds, transfer_seconds
 from tfpar.rewrite.transfers import channels_of
 from tfpar.spec import Mesh
@@ -106,7 +106,7 @@ class Missing(MadeUp):
 
 def calibrated(paces, links, timer=MadeUp):
     mesh = Mesh.of([len(paces), 1])
-    found = measure(mesh, Machine(len(paces), "CPU", 1e9), timer(paces, links), ON_CPU, str)
+    found = measure(mesh, MachineInfo(len(paces), "CPU", 1e9), timer(paces, links), ON_CPU, str)
     assert cluster_of(describe(found)) == found  # its file says all of it
     return found
 

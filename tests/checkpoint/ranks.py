@@ -8,26 +8,33 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfpar.checkpoint import Saved, boxes, commit, temporary_folder, write_part, writers
+from tfpar.checkpoint import (
+    TensorWrite,
+    choose_writers,
+    commit,
+    list_boxes,
+    temporary_folder,
+    write_part,
+)
 from tfpar.spec import Mesh, Replicate, Shard, Spec, local_shape
-from tfpar.variables.pieces import cut
+from tfpar.variables.sharding import cut_shard
 
 Tensors = Mapping[str, tuple[Any, Spec]]
 
 MESHES = [Mesh.of(shape) for shape in [(1,), (2,), (4,), (2, 2), (3,)]]
 
 
-def part(tensors: Tensors, mesh: Mesh, rank: int) -> list[Saved]:
+def part(tensors: Tensors, mesh: Mesh, rank: int) -> list[TensorWrite]:
     """What `rank` writes of whole values laid out as they say."""
     values = {name: tf.convert_to_tensor(value) for name, (value, _) in tensors.items()}
     num_bytes = [v.dtype.size * int(tf.size(v)) for v in values.values()]
-    writing = writers(num_bytes, [spec for _, spec in tensors.values()], mesh)
+    writing = choose_writers(num_bytes, [spec for _, spec in tensors.values()], mesh)
     return [
-        Saved(
+        TensorWrite(
             name,
             tuple(values[name].shape),
             values[name].dtype,
-            boxes(values[name].shape, spec, mesh, rank) if rank in ranks else [],
+            list_boxes(values[name].shape, spec, mesh, rank) if rank in ranks else [],
             functools.partial(shard_of, values[name], spec, mesh, rank),
         )
         for (name, (_, spec)), ranks in zip(tensors.items(), writing, strict=True)
@@ -39,7 +46,7 @@ def shard_of(value: Any, spec: Spec, mesh: Mesh, rank: int) -> tf.Tensor:
     value = tf.convert_to_tensor(value)
     if 0 in value.shape:
         return tf.zeros(local_shape(value.shape, spec, mesh), value.dtype)
-    return cut(value, spec, mesh, rank)
+    return cut_shard(value, spec, mesh, rank)
 
 
 def save(folder, tensors: Tensors, mesh: Mesh, step: int = 0, token: str = "test", **info) -> str:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 
 from tests.spec.strategies import laid_out
-from tfpar.checkpoint import Box, boxes, writers
+from tfpar.checkpoint import Box, choose_writers, list_boxes
 from tfpar.checkpoint.boxes import covers
 from tfpar.spec import (
     Mesh,
@@ -33,7 +33,7 @@ def test_boxes_lie_in_the_shard_as_in_the_tensor(case):
     for rank in range(mesh.size):
         shard = take_local(whole, spec, mesh, mesh.coordinates(rank))
         rest = shard.copy()
-        for box in boxes(shape, spec, mesh, rank):
+        for box in list_boxes(shape, spec, mesh, rank):
             stored = at(box.local_begin, box.size)
             np.testing.assert_array_equal(shard[stored], whole[at(box.begin, box.size)])
             rest[stored] = 0
@@ -44,11 +44,11 @@ def test_boxes_lie_in_the_shard_as_in_the_tensor(case):
 @given(laid_out())
 def test_the_boxes_of_the_writers_cover_the_tensor_once(case):
     shape, spec, mesh = case
-    (ranks,) = writers([4], [spec], mesh)
+    (ranks,) = choose_writers([4], [spec], mesh)
     count = np.zeros(shape, int)
     parts = []
     for rank in ranks:
-        for box in boxes(shape, spec, mesh, rank):
+        for box in list_boxes(shape, spec, mesh, rank):
             count[at(box.begin, box.size)] += 1
             parts.append((box.begin, box.size))
     assert (count == 1).all()
@@ -64,15 +64,15 @@ def test_an_overlap_does_not_make_up_for_a_gap():
 
 def test_plain_strided_and_empty_shards():
     mesh = Mesh.of([2])
-    assert boxes((8, 3), (S(0),), mesh, 1) == [Box((4, 0), (4, 3), (0, 0))]
-    assert boxes((8, 3), (S(0, 4),), mesh, 1) == [
+    assert list_boxes((8, 3), (S(0),), mesh, 1) == [Box((4, 0), (4, 3), (0, 0))]
+    assert list_boxes((8, 3), (S(0, 4),), mesh, 1) == [
         Box((2, 0), (2, 3), (0, 0)),
         Box((6, 0), (2, 3), (2, 0)),
     ]
-    assert boxes((1, 3), (S(0),), mesh, 1) == []
-    assert boxes((), (R,), mesh, 1) == [Box((), (), ())]
-    assert boxes((0, 3), (S(1),), mesh, 0) == [Box((0, 0), (0, 3), (0, 0))]
-    assert boxes((0, 3), (S(1),), mesh, 1) == []
+    assert list_boxes((1, 3), (S(0),), mesh, 1) == []
+    assert list_boxes((), (R,), mesh, 1) == [Box((), (), ())]
+    assert list_boxes((0, 3), (S(1),), mesh, 0) == [Box((0, 0), (0, 3), (0, 0))]
+    assert list_boxes((0, 3), (S(1),), mesh, 1) == []
 
 
 def test_slice_specs_are_tensorflows():
@@ -95,7 +95,7 @@ def test_stripes_are_a_box_in_blocks_of_limited_size():
 
 def test_partial_values_are_refused():
     with pytest.raises(SpecError, match=r"P\(sum\),R is a partial value"):
-        boxes((4,), (Partial(), R), Mesh.of([2, 2]), 0)
+        list_boxes((4,), (Partial(), R), Mesh.of([2, 2]), 0)
 
 
 def test_replicas_share_the_bytes():
@@ -104,7 +104,7 @@ def test_replicas_share_the_bytes():
     # Kernels and biases in turn, as a model has them.
     specs = [parse_spec("R,S(1)"), parse_spec("R,R")] * 40
     shapes = [(int(n), 64) if i % 2 == 0 else (64,) for i, n in enumerate(rng.integers(1, 999, 80))]
-    ranks = writers([4 * int(np.prod(s)) for s in shapes], specs, mesh)
+    ranks = choose_writers([4 * int(np.prod(s)) for s in shapes], specs, mesh)
     load = np.zeros(mesh.size)
     for shape, spec, writing in zip(shapes, specs, ranks, strict=True):
         assert len(writing) == (2 if spec[1] == S(1) else 1)

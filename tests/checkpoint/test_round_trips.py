@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.checkpoint.ranks import MESHES, same, save, shard_of, specs_of
 from tests.spec.strategies import meshes, shapes, specs
 from tfpar.checkpoint import Reader, files
-from tfpar.spec import Mesh, parse_spec, replicated
+from tfpar.spec import Mesh, parse_spec, replicated_spec
 
 rng = np.random.default_rng(0)
 
@@ -103,7 +103,7 @@ def test_a_type_that_tensorflow_cannot_slice_is_whole_in_the_checkpoint(tmp_path
 
 def test_what_a_rank_writes_is_split_into_files_of_limited_size(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "BUNDLE_BYTES", 100)
-    tensors = {f"v{i}": (np.full(10, i, np.float32), replicated(1)) for i in range(6)}
+    tensors = {f"v{i}": (np.full(10, i, np.float32), replicated_spec(1)) for i in range(6)}
     path = save(tmp_path, tensors, Mesh.of([1]))
     data = [name for name in os.listdir(path) if ".data-" in name]
     assert len(data) == 3

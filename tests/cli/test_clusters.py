@@ -11,7 +11,7 @@ import pytest
 
 from tfpar.cli.main import main
 from tfpar.cluster.files import write_cluster
-from tfpar.cluster.named import find_cluster, preset_names
+from tfpar.cluster.lookup import find_cluster, preset_names
 
 
 def tfpar(command: str) -> int:

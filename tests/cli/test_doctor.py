@@ -19,7 +19,7 @@ from tests.launch.programs import variables
 from tests.time_limits import time_limit
 from tfpar.cli.main import main
 from tfpar.doctor import Status, examination, machine, software, trials
-from tfpar.doctor.command import Ended, run
+from tfpar.doctor.command import CommandResult, run
 from tfpar.doctor.finding import Finding, missing, ok, warning
 from tfpar.doctor.probe import Probe
 from tfpar.install.horovod import InstalledHorovod
@@ -38,7 +38,7 @@ def trial_commands(monkeypatch) -> list[tuple[list[str], dict[str, str]]]:
 
     def ran(command, limit_s, environ):
         commands.append((command, environ))
-        return Ended(0, "[0] they train\n", "")
+        return CommandResult(0, "[0] they train\n", "")
 
     monkeypatch.setattr(trials, "run", ran)
     return commands
@@ -51,7 +51,7 @@ def examined(monkeypatch, trial_commands):
     installed = InstalledHorovod("0.28.1", gloo=True, mpi=False, nccl=False)
     monkeypatch.setattr(software.horovod, "verify", lambda: installed)
     has(monkeypatch, horovod=True)
-    monkeypatch.setattr(software, "run", lambda *_: Ended(0, "mpirun (Open MPI) 4.1\n", ""))
+    monkeypatch.setattr(software, "run", lambda *_: CommandResult(0, "mpirun (Open MPI) 4.1\n", ""))
     monkeypatch.setattr(software.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(machine, "_driver", lambda: ("", ()))
 
@@ -249,9 +249,11 @@ def test_a_horovod_without_nccl_is_named_where_there_are_gpus(examined):
 
 def test_another_mpi_is_not_open_mpi(monkeypatch):
     monkeypatch.setattr(software.shutil, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(software, "run", lambda *_: Ended(0, "HYDRA build details:\n", ""))
+    monkeypatch.setattr(software, "run", lambda *_: CommandResult(0, "HYDRA build details:\n", ""))
     assert "HYDRA" in software.check_mpi().found
-    monkeypatch.setattr(software, "run", lambda *_: Ended(None, "", "", "not done after 20 s"))
+    monkeypatch.setattr(
+        software, "run", lambda *_: CommandResult(None, "", "", "not done after 20 s")
+    )
     assert "not done after 20 s" in software.check_mpi().found
     assert software.check_ssh().status is Status.WARNING
 
@@ -356,7 +358,7 @@ def test_two_ranks_do_not_share_a_gpu(monkeypatch, trial_commands):
 @pytest.mark.parametrize("default, status", [(True, Status.MISSING), (False, Status.WARNING)])
 def test_a_trial_that_fails_says_why_and_how_to_see_more(monkeypatch, default, status):
     said = "tfpar run: rank 1 raised ValueError.\n  rank host\nthe end\n"
-    monkeypatch.setattr(trials, "run", lambda *_: Ended(1, "", said))
+    monkeypatch.setattr(trials, "run", lambda *_: CommandResult(1, "", said))
     found = trials.try_processes("tensorflow", SOUND, default=default)
     assert isinstance(found, Finding)
     assert (found.status, found.found) == (status, "rank 1 raised ValueError.")

@@ -15,7 +15,7 @@ import pytest
 import tfpar as tap
 from tests.cli.train import SCRIPT, tfpar
 from tfpar.cluster.files import write_cluster
-from tfpar.cluster.named import find_cluster
+from tfpar.cluster.lookup import find_cluster
 from tfpar.plans import Plan
 from tfpar.search.planners import PLANNERS
 from tfpar.spec import Mesh

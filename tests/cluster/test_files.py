@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 import tfpar as tap
 from tfpar.cluster import units
-from tfpar.cluster.description import Cluster, Measured, slowest_of
+from tfpar.cluster.description import Cluster, MeasuredCollective, slowest_of
 from tfpar.cluster.files import cluster_of, cluster_text, describe, read_cluster, write_cluster
-from tfpar.cluster.named import find_cluster, preset_names, read_preset
+from tfpar.cluster.lookup import find_cluster, preset_names, read_preset
 from tfpar.cost.collectives import transfer_seconds
-from tfpar.runtime.detect import machines_for
+from tfpar.runtime.detect import find_machines
 from tfpar.spec import Mesh, TfparError
 from tfpar.spec.quantities import format_bytes
 
@@ -77,7 +77,7 @@ def test_a_file_becomes_a_cluster(write):
     assert first.device.flops_of("float16") == 220e12, "as the other type of 16 bits"
     assert first.levels[0].pair_bandwidth == pytest.approx(600e9 / 7)
     assert second.uplink == 1.25e9 and second.device.memory_bytes == 16 * 2**30
-    assert cluster.measured == (Measured("all_gather", (2, 8), 1, 30e-6, 90e9),)
+    assert cluster.measured == (MeasuredCollective("all_gather", (2, 8), 1, 30e-6, 90e9),)
     assert cluster.shape_text() == "2 nodes of 8, 1 node of 1"
 
 
@@ -258,7 +258,7 @@ def test_unknown_presets_are_answered_with_those_there_are():
 
 def test_more_ranks_than_devices(write):
     with pytest.raises(TfparError) as error:
-        machines_for(Mesh.of([3, 8]), write(FILE))
+        find_machines(Mesh.of([3, 8]), write(FILE))
     assert str(error.value) == (
         "The mesh data=3 x model=8 has 24 ranks, but cluster 'ours' has 17 devices (2 nodes of 8, "
         "1 node of 1). Use a smaller mesh, or describe a larger cluster."
@@ -322,9 +322,9 @@ def test_a_preset_that_cannot_be_fitted_says_why(name, sizes, message):
 
 def test_local_is_what_is_here():
     mesh = Mesh.of([2])
-    assert machines_for(mesh) == machines_for(mesh, "local")
-    assert machines_for(mesh).overlap == 0.0, "what communicates is what would compute"
-    assert machines_for(mesh).device.memory_bytes == pytest.approx(
+    assert find_machines(mesh) == find_machines(mesh, "local")
+    assert find_machines(mesh).overlap == 0.0, "what communicates is what would compute"
+    assert find_machines(mesh).device.memory_bytes == pytest.approx(
         find_cluster("cpu").device.memory_bytes / 2
     )
 
@@ -356,7 +356,7 @@ def test_a_fingerprint_is_of_all_but_the_names():
         {"nodes": cluster.with_device(ramp_s=1e-6).nodes},
         {"nodes": cluster.with_device(entries_per_s={"Sum": 1e9}).nodes},
         {"levels": (dataclasses.replace(level, p2p=1e9),)},
-        {"measured": (Measured("all_reduce", (2,), 0, 1e-6, 1e9),)},
+        {"measured": (MeasuredCollective("all_reduce", (2,), 0, 1e-6, 1e9),)},
     ):
         prints.add(dataclasses.replace(cluster, **change).fingerprint())
     assert len(prints) == 8

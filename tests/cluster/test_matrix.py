@@ -5,6 +5,7 @@ import pytest
 
 from tests.clusters import device
 from tfpar.cluster.description import Cluster, Level
+from tfpar.cluster.lookup import find_cluster
 from tfpar.cluster.matrix import (
     device_meshes,
     hierarchical_matrix,
@@ -12,7 +13,6 @@ from tfpar.cluster.matrix import (
     reduce_bandwidths,
     tensor_parallel_seconds,
 )
-from tfpar.cluster.named import find_cluster
 
 DEVICE = device(1e12, 2e12, 80e9, 1e12, 0.0)
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.clusters import device, joined_by, two_levels
 from tfpar.cluster.description import Cluster, Level, Node
-from tfpar.cluster.named import find_cluster
+from tfpar.cluster.lookup import find_cluster
 from tfpar.cluster.network import Hop, Link, link_of, ring_links, route, transfer_link
 from tfpar.spec import Mesh
 

@@ -7,10 +7,10 @@ import pytest
 
 import tfpar as tap
 from tests.clusters import device, two_levels
-from tfpar.cluster.description import Cluster, Level, Measured, Node
+from tfpar.cluster.description import Cluster, Level, MeasuredCollective, Node
 from tfpar.cluster.files import cluster_of, describe
-from tfpar.cluster.named import find_cluster, preset_names
-from tfpar.cluster.network import Link, groups_of, link_of, measured, ring_links, route
+from tfpar.cluster.lookup import find_cluster, preset_names
+from tfpar.cluster.network import Link, find_measurement, groups_of, link_of, ring_links, route
 from tfpar.cost.collectives import collective_seconds
 from tfpar.spec import Mesh, TfparError
 
@@ -95,37 +95,37 @@ def test_a_part_of_a_part_is_one_of_the_whole():
 
 
 def test_what_was_measured_is_of_the_very_groups_of_the_whole():
-    entry = Measured("all_reduce", (2, 4), 1, 7e-6, 3e9)
+    entry = MeasuredCollective("all_reduce", (2, 4), 1, 7e-6, 3e9)
     cluster = dataclasses.replace(CLUSTER, measured=(entry,))
     mesh = Mesh.of([2, 4])
-    assert measured(cluster, "all_reduce", mesh, (1,)) is entry
+    assert find_measurement(cluster, "all_reduce", mesh, (1,)) is entry
     turned = cluster.part([4, 5, 6, 7, 0, 1, 2, 3])  # the same groups
-    assert measured(turned, "all_reduce", mesh, (1,)) == entry
-    assert measured(cluster.part([0, 1, 4, 5]), "all_reduce", Mesh.of([1, 4]), (1,)) is None
+    assert find_measurement(turned, "all_reduce", mesh, (1,)) == entry
+    assert find_measurement(cluster.part([0, 1, 4, 5]), "all_reduce", Mesh.of([1, 4]), (1,)) is None
 
 
 def test_a_part_has_what_was_measured_on_some_of_the_groups():
     node, level = Node(DEVICE, count=4), Level(4, 1e9, 1e-6)
-    slow = Measured("all_reduce", (2, 2), 1, 2e-6, 1e6, (2, 3))
-    fast = Measured("all_reduce", (2, 2), 1, 1e-6, 1e9, (0, 1))
-    every = Measured("all_reduce", (2, 2), 1, 2e-6, 1e6)
+    slow = MeasuredCollective("all_reduce", (2, 2), 1, 2e-6, 1e6, (2, 3))
+    fast = MeasuredCollective("all_reduce", (2, 2), 1, 1e-6, 1e9, (0, 1))
+    every = MeasuredCollective("all_reduce", (2, 2), 1, 2e-6, 1e6)
     cluster = Cluster("four", (node,), (level,), measured=(every, fast, slow))
     pair = Mesh.of([2])
-    assert measured(cluster.part([0, 1]), "all_reduce", pair, (0,)) == fast
-    assert measured(cluster.part([2, 3]), "all_reduce", pair, (0,)) == slow
-    assert measured(cluster.part([1, 2]), "all_reduce", pair, (0,)) is None
-    assert measured(cluster.part([0, 1]), "all_gather", pair, (0,)) is None
+    assert find_measurement(cluster.part([0, 1]), "all_reduce", pair, (0,)) == fast
+    assert find_measurement(cluster.part([2, 3]), "all_reduce", pair, (0,)) == slow
+    assert find_measurement(cluster.part([1, 2]), "all_reduce", pair, (0,)) is None
+    assert find_measurement(cluster.part([0, 1]), "all_gather", pair, (0,)) is None
     # Of several groups the slowest counts; of all, what was found for all.
-    found = measured(cluster.part([2, 3, 0, 1]), "all_reduce", Mesh.of([2, 2]), (1,))
+    found = find_measurement(cluster.part([2, 3, 0, 1]), "all_reduce", Mesh.of([2, 2]), (1,))
     assert (found.startup_s, found.bandwidth) == (2e-6, 1e6)
-    assert measured(cluster, "all_reduce", Mesh.of([2, 2]), (1,)) is every
+    assert find_measurement(cluster, "all_reduce", Mesh.of([2, 2]), (1,)) is every
 
 
 def test_groups_that_shared_a_link_say_nothing_of_one_alone():
-    entry = Measured("all_reduce", (2, 4), 0, 7e-6, 3e9)  # four pairs over one link
+    entry = MeasuredCollective("all_reduce", (2, 4), 0, 7e-6, 3e9)  # four pairs over one link
     cluster = dataclasses.replace(CLUSTER, measured=(entry,))
-    assert measured(cluster, "all_reduce", Mesh.of([2, 4]), (0,)) is entry
-    assert measured(cluster.part([0, 4]), "all_reduce", Mesh.of([2]), (0,)) is None
+    assert find_measurement(cluster, "all_reduce", Mesh.of([2, 4]), (0,)) is entry
+    assert find_measurement(cluster.part([0, 4]), "all_reduce", Mesh.of([2]), (0,)) is None
 
 
 def test_the_device_of_a_part_is_the_slowest_that_it_has():

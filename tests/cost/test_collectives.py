@@ -6,7 +6,7 @@ import pytest
 
 from tests.clusters import device, two_levels
 from tfpar.cluster.check import ALGORITHMS
-from tfpar.cluster.description import Measured
+from tfpar.cluster.description import MeasuredCollective
 from tfpar.cluster.network import Link
 from tfpar.cost.collectives import collective_seconds, transfer_seconds
 from tfpar.spec import Mesh
@@ -106,7 +106,7 @@ def test_a_library_takes_the_fastest_that_it_knows_for_a_size():
 
 
 def test_what_was_measured_on_the_very_group_counts():
-    entry = Measured("all_reduce", (2, 4), 1, 7e-6, 3e9)
+    entry = MeasuredCollective("all_reduce", (2, 4), 1, 7e-6, 3e9)
     cluster = dataclasses.replace(CLUSTER, measured=(entry,))
     for sizes, axis in (([2, 4], 1), ([2, 1, 4], 2)):  # the same groups
         found = collective_seconds("all_reduce", (axis,), 3e6, Mesh.of(sizes), cluster)

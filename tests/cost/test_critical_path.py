@@ -7,8 +7,8 @@ import random
 import pytest
 
 from tfpar.cost.critical_path import Shape, least_seconds
-from tfpar.cost.pipeline import simulate
-from tfpar.cost.stages import Network, Route, StageCost
+from tfpar.cost.pipeline_model import StageNetwork, StageProfile, StageRoute
+from tfpar.cost.simulator import simulate
 from tfpar.pipeline.generators import generate
 from tfpar.pipeline.graph import task_graph
 from tfpar.pipeline.stage_graph import StageGraph, StageLink
@@ -20,7 +20,7 @@ def some(rng, shape, shared):
     """Stages and transfers that take whole seconds, on links of their own or all on two."""
     stages = shape.actors * shape.virtual
     costs = [
-        StageCost(
+        StageProfile(
             {"F": rng.randint(0, 4), "B": rng.randint(0, 8)}, reduction_s=rng.choice([0, 3, 20])
         )
         for _ in range(stages)
@@ -30,9 +30,9 @@ def some(rng, shape, shared):
     for link in links:
         for ends in ((link.source, link.target), (link.target, link.source)):
             names = [rng.choice("ab") if shared else (*ends, part) for part in range(2)]
-            routes[ends] = tuple(Route((name,), rng.choice([0, 1]), 0.5) for name in names)
+            routes[ends] = tuple(StageRoute((name,), rng.choice([0, 1]), 0.5) for name in names)
     names = {name for found in routes.values() for route in found for name in route.links}
-    return costs, links, Network(dict.fromkeys(names, 2.0), routes)
+    return costs, links, StageNetwork(dict.fromkeys(names, 2.0), routes)
 
 
 def simulated(shape, costs, links, network):
@@ -61,21 +61,21 @@ def test_nothing_is_simulated_as_faster(shape, shared):
 
 def test_transfers_one_after_the_other_take_what_each_does():
     """One microbatch: 4 bytes there and 2 back at 2 bytes/s, half of them on each of two links."""
-    costs = [StageCost({"F": 1, "B": 2}), StageCost({"F": 3, "B": 4}, reduction_s=7)]
+    costs = [StageProfile({"F": 1, "B": 2}), StageProfile({"F": 3, "B": 4}, reduction_s=7)]
     ends = [(0, 1), (1, 0)]
-    routes = {pair: tuple(Route(((*pair, i),), 5, 0.5) for i in range(2)) for pair in ends}
-    network = Network({(*pair, i): 2.0 for pair in ends for i in range(2)}, routes)
+    routes = {pair: tuple(StageRoute(((*pair, i),), 5, 0.5) for i in range(2)) for pair in ends}
+    network = StageNetwork({(*pair, i): 2.0 for pair in ends for i in range(2)}, routes)
     links = [StageLink(0, 1, 4.0, 2.0)]
     first_chain = 1 + (5 + 1) + 3 + 4 + (5 + 0.5) + 2
     assert least_seconds(Shape(2, 1), costs, links, network) == pytest.approx(first_chain)
-    slow_sum = [costs[0], StageCost({"F": 3, "B": 4}, reduction_s=90)]
+    slow_sum = [costs[0], StageProfile({"F": 3, "B": 4}, reduction_s=90)]
     assert least_seconds(Shape(2, 1), slow_sum, links, network) == 1 + 6 + 3 + 4 + 90
 
 
 def test_a_link_carries_all_that_crosses_it():
     """8 microbatches of 10 s there and 10 s back: between two stages, more than these compute."""
-    costs = [StageCost({"F": 1, "B": 2}), StageCost({"F": 1, "B": 2})]
-    routes = {(0, 1): (Route(("bus",)),), (1, 0): (Route(("bus",)),)}
-    given = costs, [StageLink(0, 1, 10.0, 10.0)], Network({"bus": 1.0}, routes)
+    costs = [StageProfile({"F": 1, "B": 2}), StageProfile({"F": 1, "B": 2})]
+    routes = {(0, 1): (StageRoute(("bus",)),), (1, 0): (StageRoute(("bus",)),)}
+    given = costs, [StageLink(0, 1, 10.0, 10.0)], StageNetwork({"bus": 1.0}, routes)
     assert least_seconds(Shape(2, 8), *given) == 1 + 8 * 20 + 2
     assert simulated(Shape(2, 8), *given) >= 1 + 8 * 20 + 2

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfpar.cluster.check import TRANSFER
-from tfpar.cluster.description import Cluster, Device, Level, Measured
-from tfpar.cluster.named import read_preset
+from tfpar.cluster.description import Cluster, Device, Level, MeasuredCollective
+from tfpar.cluster.lookup import read_preset
 from tfpar.cluster.network import path_between, transfer_link
 from tfpar.cost.flows import Flows, fair_rates
 
@@ -124,10 +124,10 @@ def test_transfers_start_as_they_were_found_to():
     """By the smallest groups that were measured and have both ranks; links have their rates."""
     links = [Level(2, 1e9, 1e-6), Level(2, 1e10, 1e-7)]
     within, between = (
-        Measured(TRANSFER, (2, 2), axis, startup_s, 5e8)
+        MeasuredCollective(TRANSFER, (2, 2), axis, startup_s, 5e8)
         for axis, startup_s in ((1, 1e-3), (0, 1e-2))
     )
-    other = Measured("broadcast", (4,), 0, 1.0, 1.0)
+    other = MeasuredCollective("broadcast", (4,), 0, 1.0, 1.0)
     device = Device({"float32": 1e9}, 1e9, 1e9)
     plain = Cluster.regular("plain", device, links)
     found = dataclasses.replace(plain, measured=(other, between, within))

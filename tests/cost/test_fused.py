@@ -21,8 +21,8 @@ from tfpar.ir.graph import DType, Graph, Tensor, Variable
 from tfpar.ir.roles import FORWARD, Roles
 from tfpar.plans import plan_from_constraints
 from tfpar.propagation.engine import propagate
-from tfpar.propagation.prepared import prepare
-from tfpar.report.data.build import report_of
+from tfpar.propagation.prepared_graph import prepare
+from tfpar.report.data.build import build_report
 from tfpar.spec import Mesh, Replicate, Shard
 
 START, BATCH, WIDTH = 1000.0, 4, 8
@@ -240,5 +240,5 @@ def test_layers_are_priced_as_the_step_is():
     for jit_compile in (False, True):
         laid.jit_compile = jit_compile
         cost = evaluate(laid, CLUSTER, Roles.of(graph, jit_compile=jit_compile))
-        seconds = sum(layer.total_s for layer in report_of(plan, laid).layers)
+        seconds = sum(layer.total_s for layer in build_report(plan, laid).layers)
         assert seconds == pytest.approx(cost.seconds)

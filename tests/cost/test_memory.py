@@ -6,7 +6,7 @@ import pytest
 
 from tests.propagation.by_hand import PAIR, ByHand
 from tests.search.problems import Captured, price
-from tfpar.cluster.named import find_cluster
+from tfpar.cluster.lookup import find_cluster
 from tfpar.constraints import batch
 from tfpar.cost.liveness import BufferLiveness, Buffers
 from tfpar.cost.memory import live_peak, operands_of_collectives, peak
@@ -16,8 +16,8 @@ from tfpar.ir.graph import DType, Graph
 from tfpar.ir.roles import BACKWARD, FORWARD, Roles
 from tfpar.plans import plan_from_constraints
 from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned import Anchors
-from tfpar.propagation.prepared import prepare
+from tfpar.propagation.partitioned_graph import Anchors
+from tfpar.propagation.prepared_graph import prepare
 from tfpar.search.laid import lay_out
 from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.planners import find_planner

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.search.problems import Captured
-from tfpar.cluster.named import find_cluster
+from tfpar.cluster.lookup import find_cluster
 from tfpar.cost.patterns import patterns, splits
 from tfpar.search.model.folded_model import FoldedModel
 from tfpar.spec import Mesh, Shard

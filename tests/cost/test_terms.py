@@ -89,4 +89,5 @@ def test_what_subtracting_left_over_is_nothing():
 
 def test_terms_print_with_their_names():
     text = repr(some(num_axes=1))
-    assert "weight_bytes=256" in text and "beside=[Packed(kind='all_reduce', axes=(0,)" in text
+    assert "weight_bytes=256" in text
+    assert "beside=[PackedCollectives(kind='all_reduce', axes=(0,)" in text

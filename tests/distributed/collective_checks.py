@@ -21,7 +21,7 @@ from tests.distributed.transport_kit import (
     value,
 )
 from tfpar.ir.graph import DType
-from tfpar.runtime.backends.wire import Operand, Wire
+from tfpar.runtime.backends.wire import Wire, WireOperand
 from tfpar.runtime.function_def import (
     FunctionWriter,
     serialize_attrs,
@@ -104,7 +104,7 @@ def several_operands_travel_as_one(rank: Rank) -> None:
         found = []
         for at, dtype in enumerate(dtypes):
             own = edges[at * len(shapes) : (at + 1) * len(shapes)]
-            operands = [Operand(e, shape) for e, shape in zip(own, shapes, strict=True)]
+            operands = [WireOperand(e, shape) for e, shape in zip(own, shapes, strict=True)]
             reduction, everyone = reductions_of(dtype)[0], rank.everyone
             found += [
                 *wire.all_gathers(f"gather_{dtype}", operands, dtype, dims, everyone),

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfpar.distributed.world import this_world
 from tfpar.rewrite.transfers import Channel
-from tfpar.runtime.backends.wire import Operand, Wire
+from tfpar.runtime.backends.wire import Wire, WireOperand
 from tfpar.runtime.function_def import FunctionWriter
 
 FOREVER_S = 1000.0
@@ -31,7 +31,9 @@ def main(folder: str, fault: str) -> None:
     writer = FunctionWriter("transfer")
     wire = Wire(writer, world.transport)
     if world.rank == 1:
-        writer.effect(wire.send(Operand(writer.argument("x", "float32"), (3,)), "float32", channel))
+        writer.effect(
+            wire.send(WireOperand(writer.argument("x", "float32"), (3,)), "float32", channel)
+        )
         writer.register()([tf.zeros([3])])
         time.sleep(1.0)  # until the other waits
         if fault == "killed":

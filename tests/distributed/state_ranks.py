@@ -30,7 +30,7 @@ from tests.distributed.graph_programs import graph_program
 from tests.time_limits import time_limit
 from tfpar.distributed.world import this_world
 from tfpar.variables import parallel_variable
-from tfpar.variables.initial.stored import StoredValue
+from tfpar.variables.initial.shard_source import StoredValue
 
 # The tables are over a megabyte, so that they are streamed from files, and do not divide.
 VOCABULARY, HIDDEN, LENGTH, BATCH, BATCHES, EPOCHS = 4099, 64, 3, 8, 4, 3

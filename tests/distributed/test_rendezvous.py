@@ -21,7 +21,7 @@ from tests.time_limits import time_limit
 from tfpar.distributed import rendezvous
 from tfpar.distributed.job import Job
 from tfpar.distributed.rendezvous import join, meeting_point
-from tfpar.launch.network import free_ports
+from tfpar.launch.host_network import free_ports
 from tfpar.spec import TfparError
 
 pytestmark = pytest.mark.xdist_group("processes")

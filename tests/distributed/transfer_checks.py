@@ -9,7 +9,7 @@ import tensorflow as tf
 from tests.distributed.transport_kit import COMPLEX, DTYPES, Rank, after, own, same, total, value
 from tfpar.ir.graph import DType
 from tfpar.rewrite.transfers import Channel
-from tfpar.runtime.backends.wire import Operand, Wire
+from tfpar.runtime.backends.wire import Wire, WireOperand
 from tfpar.runtime.function_def import (
     serialize_attrs,
 )
@@ -32,7 +32,7 @@ def transfers_carry_every_dtype_and_shape(rank: Rank) -> None:
 
     def body(wire: Wire, edges: list[str]) -> list[tuple[str, str]]:
         sent = [
-            (wire.send(Operand(edge, shape), dtype, channel), "")
+            (wire.send(WireOperand(edge, shape), dtype, channel), "")
             for edge, (dtype, shape), channel in zip(edges, cases, to, strict=True)
         ]
         return sent + [
@@ -57,7 +57,7 @@ def transfers_may_be_written_and_become_ready_in_any_order(rank: Rank) -> None:
         results = []
         for i in sending:
             late = after(wire, f"late{i}", edges[i], edges[count + i], rank)
-            results.append((wire.send(Operand(late, (2, 3)), "float32", to[i]), ""))
+            results.append((wire.send(WireOperand(late, (2, 3)), "float32", to[i]), ""))
         everyone = wire.all_reduce("between", edges[:1], "float32", "sum", rank.everyone)
         received = {i: wire.recv((2, 3), "float32", source[i]) for i in receiving}
         return [*results, (everyone[0], "float32"), *((received[i], "float32") for i in order)]
@@ -86,7 +86,7 @@ def channels_serve_one_function_after_another(rank: Rank) -> None:
             shape: tuple[int, ...] = shape,
             ends: tuple[Channel, Channel] = (to, source),
         ) -> list[tuple[str, str]]:
-            sent = wire.send(Operand(edges[0], shape), dtype, ends[0])
+            sent = wire.send(WireOperand(edges[0], shape), dtype, ends[0])
             return [(sent, ""), (wire.recv(shape, dtype, ends[1]), dtype)]
 
         functions.append((rank.function([dtype], body), dtype, shape))
@@ -105,13 +105,13 @@ def transfers_wait_for_what_they_are_told_to(rank: Rank) -> None:
 
     def body(wire: Wire, edges: list[str]) -> list[tuple[str, str]]:
         if rank.rank == 0:
-            sent = wire.send(Operand(edges[0], (3,)), "float32", channels[0])
+            sent = wire.send(WireOperand(edges[0], (3,)), "float32", channels[0])
             return [(sent, ""), (wire.recv((3,), "float32", channels[-1]), "float32")]
         received = wire.recv((3,), "float32", channels[rank.rank - 1])
         attrs = serialize_attrs({"T": DType("float32")})
         wire._writer.node("added", "AddV2", [received, edges[0]], attrs, rank.transport.device)
         control = [received.partition(":")[0]]
-        added = Operand("added:z:0", (3,))
+        added = WireOperand("added:z:0", (3,))
         sent = wire.send(added, "float32", channels[rank.rank], control)
         return [(sent, ""), ("added:z:0", "float32")]
 

@@ -12,19 +12,19 @@ from tests.search.tiny import Step, chain, problem
 from tfpar.cost.overlap import hidden_by_chunks
 from tfpar.ir.text import parse_graph
 from tfpar.propagation import decide
-from tfpar.propagation.decide import Operand, choose
+from tfpar.propagation.decide import OperandState, choose_strategy
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.factors import WHOLE
-from tfpar.propagation.partitioned import Anchors
-from tfpar.propagation.prepared import prepare
+from tfpar.propagation.partitioned_graph import Anchors
+from tfpar.propagation.prepared_graph import prepare
 from tfpar.rules.rule import PLAIN
 from tfpar.runtime.ranks import Ranks
 from tfpar.search.meshes import shapes
 from tfpar.search.model.folded_model import FoldedModel
+from tfpar.search.rhino.axis_space import AxisStrategySpace, Chosen
 from tfpar.search.rhino.costs import Costs
-from tfpar.search.rhino.mesh_search import Search
+from tfpar.search.rhino.mesh_search import MeshShapeSearch
 from tfpar.search.rhino.segments import Segment, segments
-from tfpar.search.rhino.space import Chosen, Space
 from tfpar.spec import Shard, format_spec
 from tfpar.variables.parallel_variable import ParallelVariable
 
@@ -35,7 +35,7 @@ def test_a_product_moves_the_smaller_of_its_inputs():
     """Of `propagation.decide`."""
     build = ByHand()
     y = build.product(build.fed("x", 8, 4), build.fed("w", 4, 6))
-    rule, operands = prepare(build.graph).rules[y.op], [Operand.of(t) for t in y.op.inputs]
+    rule, operands = prepare(build.graph).rules[y.op], [OperandState.of(t) for t in y.op.inputs]
     arriving = specs("S(0)", "S(1)")
     placements = [spec[0] for spec in arriving]
     placed = [(rule.factor("i"), PLAIN), (rule.factor("j"), PLAIN)]
@@ -46,13 +46,13 @@ def test_a_product_moves_the_smaller_of_its_inputs():
 
     assert decide._replicate_cost(operands, placements) == 128 + 96
     assert [moved(split) for split in placed] == [96, 128]
-    chosen = choose(rule, operands, arriving, y.num_bytes, PAIR)
+    chosen = choose_strategy(rule, operands, arriving, y.num_bytes, PAIR)
     assert (chosen.in_specs, chosen.out_specs) == (specs("S(0)", "R"), specs("S(0)"))
     assert chosen.splits[0] == placed[0] != WHOLE
 
 
 def test_an_open_table_is_laid_for_the_product_behind_the_lookup():
-    """Of `propagation.opened` and `propagation.roots`."""
+    """Of `propagation.open_weights` and `propagation.roots`."""
     graph = parse_graph("""
     graph(%ids) {
       variable "table": float32[100,8] = %t, trainable
@@ -77,21 +77,21 @@ def test_an_open_table_is_laid_for_the_product_behind_the_lookup():
 
 
 @pytest.fixture(scope="module")
-def space() -> Space:
+def space() -> AxisStrategySpace:
     """`relu(x @ kernel)` on two slow devices."""
     step = Step(64, 1024)
     asked = problem(step.forward(step.dense("layer", step.x, 1024, "Relu")), [2])
     ((mesh, batch_axes),) = shapes(asked.meshes)
-    search = Search(asked, FoldedModel.of(asked, 2), mesh, batch_axes, level=3)
+    search = MeshShapeSearch(asked, FoldedModel.of(asked, 2), mesh, batch_axes, level=3)
     return search.networks(0, Chosen()).space
 
 
-def node_of(space: Space, name: str) -> int:
+def node_of(space: AxisStrategySpace, name: str) -> int:
     return next(i for i, ops in enumerate(space.nodes) if ops[0].name == name)
 
 
 def test_a_product_has_four_strategies(space):
-    """Of `search.rhino.space`."""
+    """Of `search.rhino.axis_space`."""
 
     def shown(name):
         return [

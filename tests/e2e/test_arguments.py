@@ -16,7 +16,7 @@ from keras import layers
 import tfpar as tap
 from tests.plan.graphs import mlp
 from tfpar.cluster.files import write_cluster
-from tfpar.cluster.named import find_cluster
+from tfpar.cluster.lookup import find_cluster
 from tfpar.options import Keywords, PlanKeywords, names_of, settings_of
 from tfpar.search.tap.planner import TapPlanner
 from tfpar.spec import Mesh, TfparError

@@ -21,7 +21,7 @@ from tfpar.cluster.description import Cluster, Device, Level
 from tfpar.ir.roles import BACKWARD, FORWARD, Roles
 from tfpar.ir.traits import GIVES, IN_FLIGHT, ON_HOST, SIZES, TAKES, VIEWS
 from tfpar.planning.solve import find_plan
-from tfpar.plans import Offloaded, Plan
+from tfpar.plans import OffloadPlan, Plan
 from tfpar.rewrite.xla_regions import MUST_COMPILE
 from tfpar.search.planners import find_planner
 from tfpar.spec import ArgumentError, PlanError, SpecError, TfparError
@@ -326,16 +326,16 @@ def test_blocks_are_chosen_by_name(tmp_path):
         return tap.plan_of(model)
 
     plan = found(["block_1"])
-    assert plan.offloaded == Offloaded((), ("block_1",))
+    assert plan.offloaded == OffloadPlan((), ("block_1",))
     assert "backward pass: what 1 block (block_1) keep" in plan.summary()
     plan.save(tmp_path / "plan.json")
     loaded = Plan.load(tmp_path / "plan.json")
     assert not loaded.diff(plan) and loaded.offloaded == plan.offloaded
-    without = dataclasses.replace(plan, offloaded=Offloaded())
+    without = dataclasses.replace(plan, offloaded=OffloadPlan())
     assert "activations of block_1: in host memory" in without.diff(plan)
     with pytest.raises(SpecError, match=r"activations='layer_.' matches no block .* 'block_0'"):
         found("layer_.")
-    wrong = dataclasses.replace(plan, offloaded=Offloaded((), ("layer_0",)))
+    wrong = dataclasses.replace(plan, offloaded=OffloadPlan((), ("layer_0",)))
     with tap.auto_parallel([2], plan=wrong):
         model = normalized()
     with pytest.raises(PlanError, match="has in host memory what 'layer_0' keeps .* no such block"):
@@ -373,11 +373,11 @@ def test_a_plan_says_what_lies_in_host_memory(tmp_path):
     assert "slots lie in host memory between their uses" in found.explain("dense_0/kernel")
     assert "in host memory" not in found.explain("dense_2/kernel")
     name = plan.offloaded.slots[0]
-    without = dataclasses.replace(plan, offloaded=Offloaded())
+    without = dataclasses.replace(plan, offloaded=OffloadPlan())
     assert f"slots of {name}: in host memory" in without.diff(plan)
     assert f"slots of {name}: back on the device" in plan.diff(without)
     with pytest.raises(PlanError, match="offloads slots of variables that it does not have: 'no'"):
-        dataclasses.replace(plan, offloaded=Offloaded(("no",)))
+        dataclasses.replace(plan, offloaded=OffloadPlan(("no",)))
 
 
 def test_an_optimizer_without_slots_has_nothing_to_offload():

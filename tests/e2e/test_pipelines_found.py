@@ -15,9 +15,9 @@ from tests.e2e.test_overlap import Counting
 from tests.equivalence import assert_equivalent
 from tfpar.cluster.description import Cluster, Level
 from tfpar.cluster.network import Link
-from tfpar.report.rivals import why
+from tfpar.report.rejected_candidates import explain_rejection
 from tfpar.search.objective import UNCERTAINTY
-from tfpar.search.stages.turning import NEAR
+from tfpar.search.stages.break_even import NEAR
 from tfpar.spec import ArgumentError, SpecError
 
 rng = np.random.default_rng(0)
@@ -89,7 +89,7 @@ def test_the_runner_up_wins_where_links_are_as_the_plan_says(bandwidth, stages, 
     nearer = rival.links / NEAR if faster else rival.links * NEAR
     assert found(planned(bandwidth * rival.links)) == other
     assert found(planned(bandwidth * nearer)) == stages
-    assert f"times {'faster' if faster else 'slower'}" in why(rival, plan)
+    assert f"times {'faster' if faster else 'slower'}" in explain_rejection(rival, plan)
 
 
 @pytest.mark.nightly

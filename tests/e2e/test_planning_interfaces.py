@@ -20,12 +20,12 @@ from tests.cases import nightly
 from tests.search.test_cache import problem
 from tests.time_limits import time_limit
 from tfpar import api
-from tfpar.cluster.named import find_cluster
+from tfpar.cluster.lookup import find_cluster
 from tfpar.distributed.job import Job
 from tfpar.plans import Plan
 from tfpar.report import progress
 from tfpar.search.objective import Budget
-from tfpar.search.planners import budget_for, find_planner
+from tfpar.search.planners import find_planner, make_budget
 from tfpar.search.tap.planner import TapPlanner
 from tfpar.spec import Mesh, PlanError, TfparError
 from tfpar.spec.quantities import format_seconds
@@ -75,9 +75,9 @@ def test_planners_by_name():
         find_planner("tap", level=2)
     with pytest.raises(TfparError, match="level is for planner='rhino', not for planner=Tap"):
         find_planner(own, level=2)
-    assert budget_for(own, 9.0) == Budget(9.0) and budget_for(None, None) == Budget()
+    assert make_budget(own, 9.0) == Budget(9.0) and make_budget(None, None) == Budget()
     with pytest.raises(TfparError, match="search_seconds is for a planner"):
-        budget_for(None, 9.0)
+        make_budget(None, 9.0)
 
 
 @pytest.mark.parametrize("ask", [planned, lambda **a: tap.auto_parallel(MESH, **a)])

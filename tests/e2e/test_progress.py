@@ -19,7 +19,7 @@ X, Y = np.ones((8, 6), "float32"), np.ones((8, 3), "float32")
 @pytest.fixture
 def told(monkeypatch, quick, capsys):  # noqa: F811
     """Gives what was shown, even of what is quick."""
-    monkeypatch.setattr(progress.Lines, "every_s", 0.0)
+    monkeypatch.setattr(progress.LogDisplay, "every_s", 0.0)
     return lambda: capsys.readouterr().err
 
 

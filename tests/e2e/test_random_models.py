@@ -18,9 +18,9 @@ from tfpar.plans import Plan, plan_from_constraints
 from tfpar.search.laid import lay_out
 from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.planners import find_planner
+from tfpar.search.rhino.axis_space import AxisConstraints, AxisStrategySpace
 from tfpar.search.rhino.costs import Costs
-from tfpar.search.rhino.space import Given, Space
-from tfpar.spec import Mesh, Replicate, Shard, fits, fitted, parse_spec
+from tfpar.spec import Mesh, Replicate, Shard, drop_uneven_shards, fits, parse_spec
 
 ASKED = (
     ("tap", 1.0, None, [2, 2], "dgx-a100"),
@@ -64,8 +64,10 @@ def test_each_planner_has_a_plan_for_many_graphs(seed):
 def test_a_stride_that_fits_behind_another_one_need_not_fit_alone():
     mesh, behind = Mesh.of([2, 2]), parse_spec("S(0/11),S(0/6)")
     alone = (Replicate(), Shard(0, 6))
-    assert fits((44,), behind, mesh) and fitted((44,), behind, mesh) == behind
-    assert not fits((44,), alone, mesh) and fitted((44,), alone, mesh) == parse_spec("R,R")
+    assert fits((44,), behind, mesh) and drop_uneven_shards((44,), behind, mesh) == behind
+    assert not fits((44,), alone, mesh) and drop_uneven_shards((44,), alone, mesh) == parse_spec(
+        "R,R"
+    )
     assert fits((None,), alone, mesh) and fits((7,), parse_spec("S(0),S(0)"), mesh)
 
 
@@ -83,12 +85,12 @@ def test_whatever_is_chosen_along_an_axis_what_is_proposed_along_the_next_fits()
     step = Captured.of(in_pieces, 8, (tf.TensorSpec((8, 6)), tf.TensorSpec((8, 5))))
     problem, mesh = step.problem([2, 2], "cpu"), Mesh(("data", "model"), (2, 2))
     model = FoldedModel.of(problem, 2)
-    first = Space(problem, model, mesh, 0, {}, Given())
+    first = AxisStrategySpace(problem, model, mesh, 0, {}, AxisConstraints())
     strided = 0
     for seed in range(12):
         rng = np.random.default_rng(seed)
         chosen = first.chosen([int(rng.integers(len(options))) for options in first.strategies])
-        space = Space(problem, model, mesh, 1, chosen, Given())
+        space = AxisStrategySpace(problem, model, mesh, 1, chosen, AxisConstraints())
         for node, strategies in zip(space.nodes, space.strategies, strict=True):
             for strategy in strategies:
                 for tensor, spec in zip(

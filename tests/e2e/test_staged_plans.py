@@ -16,7 +16,7 @@ from tests.e2e.test_recurrent import RECURRENT
 from tests.e2e.test_recurrent import classifier as recurrent
 from tests.e2e.test_recurrent import tokens as sentences
 from tfpar.capture.step import argument_specs
-from tfpar.cluster.named import read_preset
+from tfpar.cluster.lookup import read_preset
 from tfpar.compile import simplify_step
 from tfpar.ir.roles import UPDATE, Roles
 from tfpar.keras import adapter

@@ -12,7 +12,7 @@ import tfpar as tap
 from tests.cases import nightly
 from tests.e2e.test_pipelines_found import deep, machines, rows
 from tests.equivalence import assert_equivalent, train
-from tfpar.report.rivals import why
+from tfpar.report.rejected_candidates import explain_rejection
 from tfpar.spec import ArgumentError
 from tfpar.steps import trials as module
 
@@ -59,7 +59,7 @@ def test_trials_change_the_choice_and_no_number():
     assert first.predicted_s == plan.cost.seconds
     # What was tried lost by what was measured, whatever was predicted.
     rival = next(rival for rival in plan.rivals if rival.name == predicted.name)
-    assert "measured" in why(rival, plan)
+    assert "measured" in explain_rejection(rival, plan)
     assert "Plans that were tried" in plan.summary(full=True)
     again = tap.Plan.from_json(plan.to_json())
     assert (again.trials, again.rivals) == (plan.trials, plan.rivals)

@@ -14,7 +14,7 @@ import pytest
 
 from tests.launch.programs import environ, wait_until
 from tests.time_limits import time_limit
-from tfpar.launch.beacon import Beacon, Reached
+from tfpar.launch.beacon import Beacon, TaskProgress
 from tfpar.launch.supervisor import Supervisor
 from tfpar.spec import TfparError
 
@@ -70,7 +70,7 @@ def test_of_how_many_a_multiple_is_needed_is_heard(supervisor):
 
 def test_how_far_a_rank_has_got_is_heard_while_it_goes_on(supervisor):
     beacon, task = Beacon.connect(1, variables(supervisor)), ["1F0"]
-    beacon.at("train step 5", bounded=True, within=lambda: Reached(task[0], "runs"))
+    beacon.at("train step 5", bounded=True, within=lambda: TaskProgress(task[0], "runs"))
     for name in ("1F0", "1B3"):
         task[0] = name
         assert wait_until(lambda: supervisor.signs()[1].reached == (task[0], "runs"), 3)
@@ -83,7 +83,7 @@ def test_how_far_a_rank_has_got_is_heard_while_it_goes_on(supervisor):
 
 def test_a_look_that_fails_ends_nothing(supervisor):
     beacon = Beacon.connect(1, variables(supervisor))
-    beacon.at("train step 5", within=lambda: Reached(*[][0]))
+    beacon.at("train step 5", within=lambda: TaskProgress(*[][0]))
     assert wait_until(lambda: supervisor.signs()[1].activity == "train step 5", 3)
     beacon.at("train step 6")
     assert wait_until(lambda: supervisor.signs()[1].activity == "train step 6", 3)

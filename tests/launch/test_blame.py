@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tfpar.launch.beacon import Reached
-from tfpar.launch.blame import Cause, Limits, Record, blame, in_trouble
+from tfpar.launch.beacon import TaskProgress
+from tfpar.launch.blame import Cause, Limits, RankStatus, blame, must_end
 from tfpar.launch.processes import Exit
 from tfpar.launch.report import headline, report
 from tfpar.launch.supervisor import Failure, Signs
@@ -17,9 +17,9 @@ def signs(activity="train step 17", since=990.0, **fields) -> Signs:
     return Signs(activity=activity, since=since, **known)
 
 
-def rank(number, code=None, at=995.0, remote=False, stopped=False, of=None) -> Record:
+def rank(number, code=None, at=995.0, remote=False, stopped=False, of=None) -> RankStatus:
     ended = None if code is None else Exit(code, at)
-    return Record(number, "h", remote, ended, stopped, of)
+    return RankStatus(number, "h", remote, ended, stopped, of)
 
 
 def raised(kind, at, **fields) -> Signs:
@@ -30,8 +30,8 @@ def hung(activity="train step 17", **fields) -> Signs:
     return signs(activity, since=930.0, hung_after=60.0, **fields)
 
 
-def culprits(*records: Record) -> list[tuple[int, Cause]]:
-    assert in_trouble(records, LIMITS, NOW)
+def culprits(*records: RankStatus) -> list[tuple[int, Cause]]:
+    assert must_end(records, LIMITS, NOW)
     return [(b.record.rank, b.cause) for b in blame(records, LIMITS, NOW)]
 
 
@@ -45,29 +45,33 @@ def test_the_stages_of_a_pipeline_are_told():
 
 
 def test_the_task_of_a_pipeline_is_told():
-    waiting = signs(stages=(0,), reached=Reached("0B3", "waits"))
-    killed = signs(stages=(1,), reached=Reached("1B3", "runs"))
+    waiting = signs(stages=(0,), reached=TaskProgress("0B3", "waits"))
+    killed = signs(stages=(1,), reached=TaskProgress("1B3", "runs"))
     records = [rank(0, of=waiting), rank(1, -9, of=killed)]
     text = report(blame(records, LIMITS, NOW), records, NOW)
     assert "SIGKILL at train step 17, in the backward pass of microbatch 3 (1B3).\n" in text
     assert "  0     h     train step 17  0      0B3 (waits)  10.0 s  still running" in text
     told = headline(blame([records[1], rank(1, -9, of=waiting)], LIMITS, NOW)[1:])
     assert "waiting for what the backward pass of microbatch 3 (0B3) reads." in told
-    through = rank(0, -9, of=signs(reached=Reached("0W7", "done")))
+    through = rank(0, -9, of=signs(reached=TaskProgress("0W7", "done")))
     told = headline(blame([through], LIMITS, NOW))
     assert "after its last task, the backward pass for weights of microbatch 7 (0W7)." in told
 
 
 def test_of_ranks_in_one_step_those_that_run_a_task_are_blamed():
     states = ("waits", "done", "waits", "runs")
-    records = [rank(n, 70, of=hung(reached=Reached("1B2", s))) for n, s in enumerate(states)]
+    records = [rank(n, 70, of=hung(reached=TaskProgress("1B2", s))) for n, s in enumerate(states)]
     assert culprits(*records) == [(3, Cause.HUNG)]
-    all_run = [rank(n, 70, of=hung(reached=Reached("1B2", "runs"))) for n in (0, 1)]
+    all_run = [rank(n, 70, of=hung(reached=TaskProgress("1B2", "runs"))) for n in (0, 1)]
     assert len(culprits(*all_run)) == 2
 
 
 def test_ranks_that_abort_when_hung_ones_end_are_not_blamed():
-    reached = [Reached("0B3", "done"), Reached("0B2", "waits"), Reached("1B2", "runs")]
+    reached = [
+        TaskProgress("0B3", "done"),
+        TaskProgress("0B2", "waits"),
+        TaskProgress("1B2", "runs"),
+    ]
     records = [
         rank(0, -6, of=signs(reached=reached[0])),
         rank(1, 70, of=hung(reached=reached[1])),
@@ -86,7 +90,7 @@ def test_all_is_well_while_ranks_run_or_have_ended_well():
         [rank(0, of=signs()), rank(1, of=raised("error", 995.0))],  # it may be caught
         [rank(0, of=signs(lost_at=NOW - 1))],
     ):
-        assert not in_trouble(records, LIMITS, NOW)
+        assert not must_end(records, LIMITS, NOW)
 
 
 def test_the_first_that_failed_by_itself_is_blamed():
@@ -177,7 +181,7 @@ def test_a_rank_whose_connection_broke_has_a_moment_to_end():
 def test_a_rank_that_never_reports_is_blamed_only_if_others_have():
     late = [rank(0, of=signs(connected_at=NOW - 30)), rank(1)]
     assert culprits(*late) == [(1, Cause.NOT_STARTED)]
-    assert not in_trouble([rank(0), rank(1)], LIMITS, NOW)
+    assert not must_end([rank(0), rank(1)], LIMITS, NOW)
 
 
 def test_over_ssh_a_shell_tells_signals_and_ssh_its_own_failure():
@@ -188,7 +192,7 @@ def test_over_ssh_a_shell_tells_signals_and_ssh_its_own_failure():
 
 
 def test_exit_codes_and_what_may_be_gone_on_without():
-    def of(record: Record) -> tuple[int, bool]:
+    def of(record: RankStatus) -> tuple[int, bool]:
         (blamed,) = blame([record, rank(9, of=signs())], LIMITS, NOW)
         return blamed.exit_code, blamed.is_loss
 

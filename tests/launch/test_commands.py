@@ -13,13 +13,18 @@ import pytest
 from tfpar.launch import RunOptions
 from tfpar.launch import environment as names
 from tfpar.launch.command import exporting, mpirun_command, ssh_command
-from tfpar.launch.environment import Rendezvous, Shared, exported, rank_environment
+from tfpar.launch.environment import (
+    AttemptEnvironment,
+    Rendezvous,
+    exported_environment,
+    rank_environment,
+)
+from tfpar.launch.host_network import LOOPBACK, find_network, free_ports, is_local, sources_towards
 from tfpar.launch.hosts import Host, allocate
-from tfpar.launch.network import LOOPBACK, find_network, free_ports, is_local, sources_towards
 from tfpar.spec import TfparError
 
 SLOTS = allocate([Host("a", 2), Host("b", 1)], 3)
-SHARED = Shared(
+SHARED = AttemptEnvironment(
     backend="horovod",
     timeout_s=100,
     grace_s=7,
@@ -94,7 +99,7 @@ def test_on_one_machine_nccl_listens_on_the_loopback():
 
 
 def test_a_backend_that_nobody_named_is_not_told():
-    shared = Shared(None, 1, 1, 1, "a:1", "t", 0, ("a:1",), "lo", None)
+    shared = AttemptEnvironment(None, 1, 1, 1, "a:1", "t", 0, ("a:1",), "lo", None)
     told = rank_environment({}, SLOTS[0], shared)
     assert names.BACKEND not in told and "HOROVOD_RANK" not in told
 
@@ -110,7 +115,7 @@ def test_only_what_concerns_a_rank_goes_to_other_machines():
         "MINE": "2",
         "TF_ODD()": "no shell's",
     }
-    sent = exported(variables, {"MINE": "2"})
+    sent = exported_environment(variables, {"MINE": "2"})
     assert list(sent) == ["TF_X", "KERAS_BACKEND", "PYTHONPATH", "PATH", "MINE"]
 
 

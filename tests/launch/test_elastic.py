@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.launch.programs import program, run
-from tfpar.launch.blame import Record
-from tfpar.launch.elastic import largest_multiple, told_multiple
+from tfpar.launch.blame import RankStatus
+from tfpar.launch.elastic import largest_multiple, required_multiple
 from tfpar.launch.supervisor import Signs
 
 pytestmark = pytest.mark.xdist_group("processes")
@@ -116,9 +116,9 @@ def test_too_few_for_the_sets_end_the_run_and_it_is_said_which_would_do(
 
 def test_a_multiple_is_that_of_all_that_ranks_told():
     signs = [Signs(0, 0, 0), Signs(0, 0, 0, rank_multiple=4), Signs(0, 0, 0, rank_multiple=6), None]
-    records = [Record(i, "h", False, None, False, said) for i, said in enumerate(signs)]
-    assert told_multiple(records) == 12
-    assert told_multiple(records[:1] + records[3:]) is None
+    records = [RankStatus(i, "h", False, None, False, said) for i, said in enumerate(signs)]
+    assert required_multiple(records) == 12
+    assert required_multiple(records[:1] + records[3:]) is None
 
 
 @pytest.mark.parametrize(

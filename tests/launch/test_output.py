@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.launch.programs import program, run
-from tfpar.launch.output import Lines
+from tfpar.launch.output import LineSplitter
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from tfpar.launch.output import Lines
     ],
 )
 def test_streams_are_cut_into_lines(chunks, lines):
-    cut = Lines()
+    cut = LineSplitter()
     assert [line for chunk in chunks for line in cut.feed(chunk)] + cut.end() == lines
 
 

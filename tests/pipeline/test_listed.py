@@ -11,19 +11,19 @@ import pytest
 from tests.cases import seeds
 from tests.pipeline.greedy import ends, most_kept
 from tfpar.pipeline.generators import generate
-from tfpar.pipeline.generators.listed import RULES, Work, list_schedule
+from tfpar.pipeline.generators.list_scheduling import RULES, StageDurations, list_schedule
 from tfpar.pipeline.graph import check_schedule
 from tfpar.pipeline.stage_graph import StageGraph, StageLink
 from tfpar.pipeline.tasks import Task
 from tfpar.spec import ScheduleError
 
 
-def random_work(rng: random.Random, count: int) -> list[Work]:
+def random_work(rng: random.Random, count: int) -> list[StageDurations]:
     found = []
     for _ in range(count):
         forward, inputs, weights = (rng.randint(1, 9) for _ in range(3))
         seconds = {"F": forward, "I": inputs, "W": weights, "B": inputs + weights}
-        found.append(Work(seconds, kept=rng.choice([1, 1, 2, 3])))
+        found.append(StageDurations(seconds, kept=rng.choice([1, 1, 2, 3])))
     return found
 
 
@@ -74,7 +74,7 @@ def test_the_best_rule_is_seldom_far_from_the_best_of_all_orders(actors, microba
 
 @pytest.mark.parametrize("actors, microbatches", [(1, 3), (2, 4), (4, 8), (4, 3), (8, 16)])
 def test_equal_stages_take_no_longer_than_1f1b(actors, microbatches):
-    work = [Work({"F": 1, "B": 2, "I": 1, "W": 1})] * actors
+    work = [StageDurations({"F": 1, "B": 2, "I": 1, "W": 1})] * actors
     most = [actors - stage for stage in range(actors)]
     found = list_schedule(range(actors), microbatches, work, most=most)
     known = generate("1f1b", actors, microbatches)
@@ -126,14 +126,14 @@ def test_any_stages_within_any_memory(seed):
 
 
 def test_less_than_a_microbatch_cannot_be_kept():
-    work = [Work({"F": 1, "B": 2}, kept=10), Work({"F": 1, "B": 2}, kept=20)]
+    work = [StageDurations({"F": 1, "B": 2}, kept=10), StageDurations({"F": 1, "B": 2}, kept=20)]
     with pytest.raises(ScheduleError, match=r"no more than \[10, 19\]: one microbatch takes \[10"):
         list_schedule((0, 1), 2, work, most=[10, 19])
 
 
 def test_what_is_kept_for_weights_goes_when_they_are_done():
     """I leaves a third: three microbatches can wait for W where one can wait for I."""
-    work = [Work({"F": 1, "I": 1, "W": 5}, kept=3, kept_for_weights=1)]
+    work = [StageDurations({"F": 1, "I": 1, "W": 5}, kept=3, kept_for_weights=1)]
     found = list_schedule((0,), 3, work, halves=True, most=[5])
     assert str(found) == "0F0,0I0,0F1,0I1,0F2,0I2,0W0,0W1,0W2"
     found = list_schedule((0,), 3, work, halves=True, most=[4])
@@ -143,8 +143,8 @@ def test_what_is_kept_for_weights_goes_when_they_are_done():
 def test_patience_waits_for_what_goes_first():
     """A gradient comes soon after a W could begin."""
     work = [
-        Work({"F": 1, "I": 1, "W": 4}),
-        Work({"F": 0.5, "I": 1, "W": 9}, kept_for_weights=0),
+        StageDurations({"F": 1, "I": 1, "W": 4}),
+        StageDurations({"F": 0.5, "I": 1, "W": 9}, kept_for_weights=0),
     ]
     eager, patient = (
         str(list_schedule((0, 1), 2, work, halves=True, most=[2, 1], rule=rule)).split("\n")[0]

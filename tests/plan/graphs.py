@@ -6,8 +6,8 @@ import tfpar.rules  # noqa: F401 - registers the rules
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType, Graph, Tensor, Variable
 from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned import PartitionedGraph
-from tfpar.propagation.prepared import prepare
+from tfpar.propagation.partitioned_graph import PartitionedGraph
+from tfpar.propagation.prepared_graph import prepare
 from tfpar.spec import Replicate, Shard
 
 

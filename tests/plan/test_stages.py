@@ -10,15 +10,15 @@ import pytest
 from tests.cases import some_first
 from tests.graphs import saved
 from tests.plan.graphs import mlp
-from tests.search.stages.test_from_step import seconds
+from tests.search.stages.test_unit_builder import seconds
 from tfpar.ir.graph import Op
 from tfpar.ir.planning_graph import planning_graph
 from tfpar.ir.roles import Roles
 from tfpar.pipeline import Schedule
 from tfpar.pipeline.generators import FAMILIES, generate, name_of
 from tfpar.pipeline.step_stages import assignable, stages_of_step
-from tfpar.plans import Plan, PlannedStages, plan_from_constraints
-from tfpar.search.stages.from_step import assign_step
+from tfpar.plans import PipelinePlan, Plan, plan_from_constraints
+from tfpar.search.stages.unit_builder import assign_step
 from tfpar.spec import ArgumentError, Mesh, OtherModelError, PlanError
 
 MESH = Mesh.of([1, 2])
@@ -45,7 +45,7 @@ def test_a_model_gets_its_stages_back_from_a_short_table(name, num_stages):
     roles = Roles.of(graph, step.gradient_tensors)
     units, found = assign_step(graph, roles, seconds, num_stages)
     forward = units.forward_stages(found.stages)
-    planned = PlannedStages.of(generate("1f1b", num_stages, 4), forward)
+    planned = PipelinePlan.of(generate("1f1b", num_stages, 4), forward)
     assert planned.forward_stages(assignable(graph, roles)) == forward
     assert stages_of_step(graph, roles, planned.forward_stages(forward)) == stages_of_step(
         graph, roles, forward
@@ -65,7 +65,7 @@ def test_any_cut_of_a_model_comes_back(name):
         rng = random.Random(seed)
         cuts = sorted(rng.sample(range(1, len(ops)), 2))
         forward = {op: sum(cut <= i for cut in cuts) for i, op in enumerate(ops)}
-        planned = PlannedStages.of(generate("gpipe", 3, 2), forward)
+        planned = PipelinePlan.of(generate("gpipe", 3, 2), forward)
         assert planned.forward_stages(ops) == forward
 
 
@@ -95,13 +95,13 @@ def test_no_table_is_smaller():
         if len({*stages.values()}) < 2:
             continue
         forward = {op(name): stage for name, stage in stages.items()}
-        planned = PlannedStages.of(SCHEDULE, forward)
+        planned = PipelinePlan.of(SCHEDULE, forward)
         assert planned.forward_stages(forward) == forward
         smallest = next(
             table
             for table in tables(stages)
             if {*table.values()} == {0, 1}
-            and PlannedStages(SCHEDULE, table).forward_stages(forward) == forward
+            and PipelinePlan(SCHEDULE, table).forward_stages(forward) == forward
         )
         assert len(planned.scopes) == len(smallest)
         sizes.add(len(smallest))
@@ -110,7 +110,7 @@ def test_no_table_is_smaller():
 
 def test_the_longest_scope_decides_on_whole_parts_of_a_name():
     scopes = {"m/block_1": 0, "m/block_1/fc/MatMul": 1, "m/block_12": 1}
-    planned = PlannedStages(SCHEDULE, scopes)
+    planned = PipelinePlan(SCHEDULE, scopes)
     named = [op(name) for name in ("m/block_1/x", "m/block_1/fc/MatMul", "m/block_12/x")]
     others = [op(name) for name in ("m/block_13/x", "m/block", "m", "block_1/x")]
     assert [*planned.forward_stages([*named, *others]).items()] == [
@@ -135,11 +135,11 @@ def test_what_lies_in_no_scope_goes_with_what_it_reads_or_what_reads_it():
     loss = reading("compile_loss/loss", outputs, both)
     metric = reading("Equal", hidden)
     ops = [hidden, mask, both, outputs, loss, metric]
-    planned = PlannedStages(SCHEDULE, {"m/hidden": 0, "m/outputs": 1, "compile_loss": 1})
+    planned = PipelinePlan(SCHEDULE, {"m/hidden": 0, "m/outputs": 1, "compile_loss": 1})
     expected = {hidden: 0, mask: 1, both: 1, outputs: 1, loss: 1, metric: 0}
     assert planned.forward_stages(ops) == expected
-    assert PlannedStages.of(SCHEDULE, expected).scopes == planned.scopes
-    elsewhere = PlannedStages.of(SCHEDULE, {**expected, metric: 1})
+    assert PipelinePlan.of(SCHEDULE, expected).scopes == planned.scopes
+    elsewhere = PipelinePlan.of(SCHEDULE, {**expected, metric: 1})
     assert elsewhere.scopes == {**planned.scopes, "Equal": 1}
     assert elsewhere.forward_stages(ops)[metric] == 1
 
@@ -154,7 +154,7 @@ def test_what_reads_weights_alone_goes_with_them():
     layer, penalty = reading("m/fc/MatMul", value), reading("L2Loss", again)
     loss = reading("compile_loss/Sum", layer)
     total = reading("AddN", loss, penalty)
-    planned = PlannedStages(SCHEDULE, {"m": 0, "compile_loss": 1})
+    planned = PipelinePlan(SCHEDULE, {"m": 0, "compile_loss": 1})
     ops = [layer, penalty, loss, total]
     assert [*planned.forward_stages(ops).values()] == [0, 0, 1, 1]
 
@@ -164,7 +164,7 @@ def test_no_op_is_in_an_earlier_stage_than_what_it_reads():
     first = reading("m/first")
     second = reading("m/second", first)
     third = reading("Add_1", second)
-    planned = PlannedStages(SCHEDULE, {"m/first": 0, "m/second": 1, "Add_1": 0})
+    planned = PipelinePlan(SCHEDULE, {"m/first": 0, "m/second": 1, "Add_1": 0})
     assert [*planned.forward_stages([first, second, third]).values()] == [0, 1, 1]
 
 
@@ -181,7 +181,7 @@ def test_no_op_is_in_an_earlier_stage_than_what_it_reads():
     ],
 )
 def test_stages_fit_models_of_other_names(scopes, names, expected):
-    planned = PlannedStages(SCHEDULE, dict(zip(scopes, (0, 1), strict=True)))
+    planned = PipelinePlan(SCHEDULE, dict(zip(scopes, (0, 1), strict=True)))
     ops = [op(name) for name in names]
     if expected is None:
         with pytest.raises(OtherModelError, match="its stages say nothing of '.*Build the model"):
@@ -204,7 +204,7 @@ def test_stages_fit_models_of_other_names(scopes, names, expected):
 )
 def test_stages_that_cannot_be_are_refused(fields, message):
     with pytest.raises((PlanError, ArgumentError), match=message):
-        PlannedStages(SCHEDULE, **{"scopes": {"a": 0, "b": 1}, **fields})
+        PipelinePlan(SCHEDULE, **{"scopes": {"a": 0, "b": 1}, **fields})
 
 
 # --- in a plan --------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ def staged(schedule: Schedule = SCHEDULE, recompute: bool = False, **changes) ->
     forward = {op: i * last // len(ops) for i, op in enumerate(ops)}
     forward.update((op, last) for op in forward_ops(graph) if op not in forward)
     owners = {v.name: last if "head" in v.name else 0 for v in graph.variables}
-    stages = PlannedStages.of(schedule, forward, recompute, owners)
+    stages = PipelinePlan.of(schedule, forward, recompute, owners)
     fields = {"microbatches": schedule.num_microbatches, "stages": stages, **changes}
     return dataclasses.replace(plan_from_constraints(graph, MESH), **fields)
 

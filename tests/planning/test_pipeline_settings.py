@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from tests.plan.test_stages import MESH, staged
-from tfpar.cluster.named import read_preset
+from tfpar.cluster.lookup import read_preset
 from tfpar.constraints import stage
 from tfpar.options import Options
 from tfpar.pipeline import Pipeline

@@ -9,8 +9,8 @@ import pytest
 
 from tests.graphs import BATCH, saved
 from tests.planning.test_saved_graphs import SLOW
-from tfpar.cluster.changed import with_links
 from tfpar.cluster.description import Cluster, Device, Level, Node
+from tfpar.cluster.scaling import scale_bandwidth
 from tfpar.pipeline import Pipeline
 from tfpar.planning.candidates import Candidate
 from tfpar.planning.repricing import reprice_plan
@@ -21,7 +21,7 @@ from tfpar.planning.stopping import compute_bound_seconds, reaches_compute_bound
 from tfpar.plans import Plan
 from tfpar.search.planners import find_planner
 from tfpar.search.problem import Problem
-from tfpar.search.stages.priced import scheduled_plan
+from tfpar.search.stages.pipeline_pricing import price_best_schedule
 from tfpar.spec import Mesh
 
 
@@ -41,14 +41,20 @@ def found(request: PlanRequest) -> tuple[Plan, Problem]:
 def test_a_plan_priced_again_costs_what_it_does_from_the_beginning(links, microbatches):
     request = PlanRequest(Mesh.of([2]), SLOW, pipeline=Pipeline(2, 2))
     plan, problem = found(request)
-    again, cluster = PlanRepricer(Candidate(plan, problem), SLOW, BATCH), with_links(SLOW, links)
-    there = dataclasses.replace(problem, cluster=with_links(problem.cluster, links))
+    again, cluster = (
+        PlanRepricer(Candidate(plan, problem), SLOW, BATCH),
+        scale_bandwidth(SLOW, links),
+    )
+    there = dataclasses.replace(problem, cluster=scale_bandwidth(problem.cluster, links))
     for recompute in (False, True):
         asked = Pipeline(2, microbatches, recompute=recompute)
         priced = again.price(asked, cluster)
         expected = reprice_plan(plan, asked, there, cluster)
         assert priced.cost == expected.cost and priced.stages == expected.stages
-        best, expected = again.schedule(priced, cluster), scheduled_plan(expected, there, cluster)
+        best, expected = (
+            again.schedule(priced, cluster),
+            price_best_schedule(expected, there, cluster),
+        )
         assert best.cost == expected.cost and best.stages == expected.stages
 
 
@@ -72,8 +78,8 @@ def test_a_plan_without_stages_priced_again_costs_what_it_was_found_to():
     assert plan.chunks == 1 and same.seconds == pytest.approx(plan.cost.seconds)
     assert same.exposed_s == pytest.approx(plan.cost.exposed_s)
     assert same.memory_bytes == plan.cost.memory_bytes
-    slow = again.price(Pipeline(microbatches=2), with_links(SLOW, 0.1)).cost
-    there = dataclasses.replace(problem, cluster=with_links(SLOW, 0.1))
+    slow = again.price(Pipeline(microbatches=2), scale_bandwidth(SLOW, 0.1)).cost
+    there = dataclasses.replace(problem, cluster=scale_bandwidth(SLOW, 0.1))
     assert slow == reprice_plan(plan, Pipeline(microbatches=2), there, there.cluster).cost
 
 

@@ -16,7 +16,7 @@ from tfpar.planning.request import PlanRequest
 from tfpar.planning.step_search import StepSearch
 from tfpar.plans import Plan
 from tfpar.search.planners import find_planner
-from tfpar.search.stages import priced
+from tfpar.search.stages import pipeline_pricing
 from tfpar.spec import Mesh
 
 FAST = Device({"float32": 4e9}, 2**30, 4e9, 1e-7, name="fast")
@@ -41,7 +41,7 @@ def counts(monkeypatch) -> Counter[str]:
 
     count(stage_planner, "assign_step")
     count(stage_planner, "planning_graph")
-    count(priced, "cut_in_stages")
+    count(pipeline_pricing, "cut_in_stages")
     return found
 
 
@@ -70,7 +70,7 @@ def test_a_step_is_assigned_and_cut_once_for_each_number_of_stages(counts):
 def test_what_is_kept_of_steps_that_were_cut_changes_no_plan(counts, monkeypatch):
     plan = searched(2)
     tried = counts["cut_in_stages"]
-    monkeypatch.setattr(priced, "MOST_CUT", 0)
+    monkeypatch.setattr(pipeline_pricing, "MOST_CUT", 0)
     assert dataclasses.replace(searched(2), partitioned=None) == dataclasses.replace(
         plan, partitioned=None
     )

@@ -10,8 +10,8 @@ import tfpar.rules  # noqa: F401 - registers the rules
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType, Op, Tensor, Variable
 from tfpar.propagation.engine import begin, run_segment
-from tfpar.propagation.partitioned import Anchors, OpPlan
-from tfpar.propagation.prepared import PreparedGraph, prepare
+from tfpar.propagation.partitioned_graph import Anchors, OpPlan
+from tfpar.propagation.prepared_graph import PreparedGraph, prepare
 from tfpar.propagation.state import PropagationState
 from tfpar.propagation.step import visit
 from tfpar.spec import Mesh, Spec, parse_spec

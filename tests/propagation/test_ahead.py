@@ -3,12 +3,12 @@
 import numpy as np
 
 from tests.propagation.by_hand import FLOAT, GRID, PAIR, ByHand, before, begun, passed
-from tfpar.propagation.by_rule import decide_by_rule
-from tfpar.propagation.decide import Strategy
+from tfpar.propagation.decide import OpStrategy
 from tfpar.propagation.factors import WHOLE
-from tfpar.propagation.generated import split_generated
-from tfpar.propagation.opened import split_opened
-from tfpar.propagation.partitioned import Decision
+from tfpar.propagation.generated_dims import split_generated
+from tfpar.propagation.open_weights import split_opened
+from tfpar.propagation.partitioned_graph import Decision
+from tfpar.propagation.rule_decision import decide_by_rule
 from tfpar.spec import parse_spec
 
 # --- dims that an op makes of nothing ---------------------------------------------------------
@@ -121,5 +121,5 @@ def test_nothing_is_opened_where_no_input_is_a_weight():
     state = begun(prepared, PAIR, {"kernel": "S(0)"}, ["R"])
     rule = prepared.rules[y.op]
     whole = (parse_spec("R"),)
-    decision = Decision(Strategy((WHOLE,), whole * len(rule.inputs), whole))
+    decision = Decision(OpStrategy((WHOLE,), whole * len(rule.inputs), whole))
     assert split_opened(state, y.op, decision, [], ()) is decision

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.propagation.by_hand import GRID, PAIR, ByHand, specs
-from tfpar.propagation.decide import CannotHold, Operand, Strategy, choose
+from tfpar.propagation.decide import ImmovableInputError, OperandState, OpStrategy, choose_strategy
 from tfpar.propagation.factors import CARRY, WHOLE
 from tfpar.spec import Mesh, format_spec, parse_spec
 
@@ -29,9 +29,9 @@ def addition():
 
 def ran(rule, arriving, sizes=(LARGE, LARGE), out=LARGE, mesh=PAIR, operands=None, **how):
     """How `rule` runs on inputs of so many bytes, as text: "in; in -> out"."""
-    given = [Operand(size) for size in sizes] if operands is None else operands
+    given = [OperandState(size) for size in sizes] if operands is None else operands
     laid = [None if text is None else parse_spec(text) for text in arriving]
-    strategy = choose(rule, given, laid, out, mesh, **how)
+    strategy = choose_strategy(rule, given, laid, out, mesh, **how)
     taken, made = ("; ".join(map(format_spec, s)) for s in (strategy.in_specs, strategy.out_specs))
     return f"{taken} -> {made}"
 
@@ -102,7 +102,7 @@ def test_a_small_addend_goes_along_with_a_sum_that_is_reduced_later():
 
 
 def test_zeros_are_partial_for_free():
-    operands = [Operand(LARGE), Operand(LARGE, zero=True)]
+    operands = [OperandState(LARGE), OperandState(LARGE, zero=True)]
     found = ran(addition(), ("P(sum)", "R"), operands=operands, deferred=True)
     assert found == "P(sum); P(sum) -> P(sum)"
 
@@ -132,12 +132,12 @@ def test_partials_are_scattered_evenly_over_what_later_axes_split_too():
 
 
 def test_what_is_pinned_stays_and_the_others_come_to_it():
-    operands = [Operand(LARGE), Operand(SMALL, pinned=True)]
+    operands = [OperandState(LARGE), OperandState(SMALL, pinned=True)]
     assert ran(addition(), ("S(0)", "S(1)"), operands=operands) == "S(1); S(1) -> S(1)"
 
 
 def test_a_pinned_input_is_not_cut_for_another_that_is_split():
-    operands = [Operand(LARGE), Operand(SMALL, pinned=True)]
+    operands = [OperandState(LARGE), OperandState(SMALL, pinned=True)]
     assert ran(addition(), ("S(0)", "R"), operands=operands) == "R; R -> R"
 
 
@@ -147,24 +147,24 @@ def test_of_splits_that_move_as_much_the_one_that_keeps_more_in_place_is_taken()
 
 
 def test_pinned_inputs_that_contradict_each_other_are_an_error_of_their_axis():
-    operands = [Operand(LARGE, pinned=True)] * 2
-    with pytest.raises(CannotHold) as error:
+    operands = [OperandState(LARGE, pinned=True)] * 2
+    with pytest.raises(ImmovableInputError) as error:
         ran(addition(), ("R,S(0)", "R,S(1)"), mesh=GRID, operands=operands)
     assert error.value.axes == (1,)
 
 
 def test_confined_inputs_may_be_cut_but_not_gathered():
-    operands = [Operand(LARGE, confined=True)] * 2
+    operands = [OperandState(LARGE, confined=True)] * 2
     assert ran(addition(), ("S(0)", "R"), operands=operands) == "S(0); S(0) -> S(0)"
-    with pytest.raises(CannotHold):
+    with pytest.raises(ImmovableInputError):
         ran(addition(), ("S(0)", "R"), operands=operands, whole_axes={0})
 
 
 def test_what_stays_where_it_lies_is_pinned_unless_it_is_loose():
     build = ByHand()
     handle, x = build.variable("w", 4, 6), build.fed("x", 4, 6)
-    assert Operand.of(handle).pinned and not Operand.of(handle, loose=True).pinned
-    assert not Operand.of(x).pinned and Operand.of(x).num_bytes == 4 * 6 * 4
+    assert OperandState.of(handle).pinned and not OperandState.of(handle, loose=True).pinned
+    assert not OperandState.of(x).pinned and OperandState.of(x).num_bytes == 4 * 6 * 4
 
 
 # --- what is asked for --------------------------------------------------------------------------
@@ -176,10 +176,10 @@ def test_along_axes_that_must_be_whole_everything_is_gathered():
 
 
 def test_what_is_planned_for_the_first_axes_holds():
-    planned = Strategy(((1, (None, 1)),), specs("S(1)", "S(0)"), specs("P(sum)"))
+    planned = OpStrategy(((1, (None, 1)),), specs("S(1)", "S(0)"), specs("P(sum)"))
     found = ran(product(), ("S(0),S(0)", "R,R"), mesh=GRID, planned=planned)
     assert found == "S(1),S(0); S(0),R -> P(sum),S(0)"
-    carried = Strategy(((CARRY, (None, 1)),), specs("P(sum)", "R"), specs("P(sum)"))
+    carried = OpStrategy(((CARRY, (None, 1)),), specs("P(sum)", "R"), specs("P(sum)"))
     found = ran(product(), ("S(0),S(0)", "R,R"), mesh=GRID, planned=carried)
     assert found == "P(sum),S(0); R,R -> P(sum),S(0)"
 
@@ -193,5 +193,7 @@ def test_a_sparse_op_gathers_little_where_it_would_reduce_much():
 
 
 def test_a_strategy_says_of_each_axis_what_it_splits():
-    strategy = choose(product(), [Operand(LARGE)] * 2, specs("S(0),R", "R,R"), LARGE, GRID)
+    strategy = choose_strategy(
+        product(), [OperandState(LARGE)] * 2, specs("S(0),R", "R,R"), LARGE, GRID
+    )
     assert strategy.splits == ((0, (None, 1)), WHOLE)

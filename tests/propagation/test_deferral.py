@@ -2,7 +2,7 @@
 
 from tests.propagation.by_hand import FLOAT, GRID, PAIR, ByHand, specs
 from tfpar.propagation.deferral import Carry
-from tfpar.propagation.prepared import prepare
+from tfpar.propagation.prepared_graph import prepare
 from tfpar.spec import parse_spec
 
 SUM = parse_spec("P(sum)")

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.propagation.by_hand import GRID, PAIR, ByHand, begun, moves, specs
-from tfpar.propagation.decide import CannotHold
+from tfpar.propagation.decide import ImmovableInputError
 from tfpar.propagation.engine import (
     begin,
     finish,
@@ -12,8 +12,8 @@ from tfpar.propagation.engine import (
     run_segment,
     with_lists_whole,
 )
-from tfpar.propagation.partitioned import Anchors, OpPlan
-from tfpar.propagation.pinned import HoldWhole
+from tfpar.propagation.immovable import RetryWithWholeLists
+from tfpar.propagation.partitioned_graph import Anchors, OpPlan
 from tfpar.spec import parse_spec
 
 WHOLE, ROWS, COLUMNS, SUM = specs("R", "S(0)", "S(1)", "P(sum)")
@@ -104,7 +104,7 @@ def test_in_a_body_sums_come_out_as_they_are():
 
 
 def test_a_body_cannot_give_what_crosses_ranks():
-    with pytest.raises(CannotHold) as error:
+    with pytest.raises(ImmovableInputError) as error:
         product_given(outputs=[WHOLE], confined=True)
     assert error.value.axes == (0,)
 
@@ -127,7 +127,7 @@ def test_a_pass_begins_anew_with_all_that_must_be_whole_by_then():
         tried.append(whole)
         for op in (first, second):
             if (op, 0) not in whole:
-                raise HoldWhole(frozenset({(op, 0)}))
+                raise RetryWithWholeLists(frozenset({(op, 0)}))
         return "it runs"
 
     assert with_lists_whole(run) == "it runs"

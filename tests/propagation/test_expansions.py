@@ -1,7 +1,7 @@
 """Ops that run as several where one factor is split."""
 
 from tests.propagation.by_hand import FLOAT, PAIR, ByHand, before
-from tfpar.propagation.by_rule import decide_by_rule
+from tfpar.propagation.rule_decision import decide_by_rule
 from tfpar.spec import Mesh, parse_spec
 
 

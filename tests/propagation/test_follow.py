@@ -4,7 +4,7 @@ import pytest
 
 from tests.propagation.by_hand import ByHand
 from tfpar.propagation.follow import followed_spec, followed_weights, leading_spec
-from tfpar.propagation.prepared import prepare
+from tfpar.propagation.prepared_graph import prepare
 from tfpar.spec import parse_spec
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from tests.propagation.by_hand import FLOAT, GRID, PAIR, ByHand, before, begun
 from tfpar.ir.graph import DType, FunctionRef, Graph, Op
-from tfpar.propagation.decide import CannotHold
-from tfpar.propagation.prepared import PreparedGraph
+from tfpar.propagation.decide import ImmovableInputError
+from tfpar.propagation.prepared_graph import PreparedGraph
 from tfpar.propagation.regions import partition_region
 from tfpar.spec import parse_spec
 
@@ -60,7 +60,7 @@ def test_where_a_body_would_need_a_collective_its_inputs_come_whole():
 
 def test_a_body_in_a_body_leaves_it_to_the_op_around_it():
     prepared, op = called(lambda body, x: body.one("Mystery", (x,), (4, 6), "float32"), (4, 6))
-    with pytest.raises(CannotHold):
+    with pytest.raises(ImmovableInputError):
         run(prepared, op, "S(0)", confined=True)
 
 

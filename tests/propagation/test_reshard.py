@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.spec.strategies import laid_out, specs
 from tfpar.propagation.reshard import lower_reshard, step_bytes
-from tfpar.spec import Mesh, local_shape, parse_spec, replicated
+from tfpar.spec import Mesh, local_shape, parse_spec, replicated_spec
 from tfpar.spec.names import COLLECTIVES
 
 # --- steps -----------------------------------------------------------------------
@@ -54,7 +54,7 @@ def test_no_change_takes_no_step(laid):
 @given(laid_out())
 def test_cutting_what_is_whole_moves_nothing(laid):
     shape, spec, mesh = laid
-    steps = lower_reshard(shape, replicated(mesh.num_axes), spec, mesh)
+    steps = lower_reshard(shape, replicated_spec(mesh.num_axes), spec, mesh)
     assert {s.kind for s in steps} <= {"slice"}
     assert sum(step_bytes(s, shape, 4, mesh) for s in steps) == 0
 

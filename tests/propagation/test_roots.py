@@ -2,7 +2,7 @@
 
 from tests.propagation.by_hand import GRID, PAIR, ByHand, begun, passed, specs
 from tfpar.propagation.decide import FREE
-from tfpar.propagation.roots import drawn_as, opened_by, root_spec
+from tfpar.propagation.roots import draw_with_spec, find_root, root_spec
 from tfpar.spec import parse_spec
 
 
@@ -59,16 +59,16 @@ def test_reads_and_transposes_of_an_open_weight_wait_with_it():
     state = begun(build.prepared(y), PAIR)
     (weight,) = state.prepared.graph.variables
     for made in (read, turned):
-        assert opened_by(state, made.op) is weight
+        assert find_root(state, made.op) is weight
         state.root_of[made], state.specs[made] = weight, FREE
-    assert opened_by(state, y.op) is None, "a product is a reader"
+    assert find_root(state, y.op) is None, "a product is a reader"
 
 
 def test_an_anchored_tensor_does_not_wait():
     build = ByHand()
     read = build.weight("w", 6, 8)
     state = begun(build.prepared(read), PAIR, tensors={read: "S(0)"})
-    assert opened_by(state, read.op) is None
+    assert find_root(state, read.op) is None
 
 
 def test_draws_wait_with_what_scales_them_but_not_in_a_body():
@@ -83,12 +83,12 @@ def test_draws_wait_with_what_scales_them_but_not_in_a_body():
             break
         for tensor in op.outputs:
             state.specs.setdefault(tensor, state.replicated)
-    assert opened_by(state, drawn.op) is drawn.op
-    assert opened_by(begun(prepared, PAIR, confined=True), drawn.op) is None
+    assert find_root(state, drawn.op) is drawn.op
+    assert find_root(begun(prepared, PAIR, confined=True), drawn.op) is None
     state.root_of[drawn], state.specs[drawn] = drawn.op, FREE
     state.specs[scaled.op.inputs[1]] = state.replicated
-    assert opened_by(state, scaled.op) is drawn.op
-    assert opened_by(state, added.op) is None, "what it is added to says how it comes"
+    assert find_root(state, scaled.op) is drawn.op
+    assert find_root(state, added.op) is None, "what it is added to says how it comes"
 
 
 def test_the_root_is_laid_as_its_reader_wants_what_came_of_it():
@@ -115,8 +115,8 @@ def test_a_draw_comes_as_it_is_wanted_where_its_rule_allows():
     drawn = build.draw(8, 4)
     state = begun(build.prepared(drawn), PAIR)
     rows, columns, whole = specs("S(0)", "S(1)", "R")
-    assert drawn_as(state, drawn.op, rows).strategy.out_specs == (rows,)
-    assert drawn_as(state, drawn.op, columns).strategy.out_specs == (whole,)
+    assert draw_with_spec(state, drawn.op, rows).strategy.out_specs == (rows,)
+    assert draw_with_spec(state, drawn.op, columns).strategy.out_specs == (whole,)
 
 
 def test_in_a_pass_the_first_reader_lays_weight_slot_and_draw():

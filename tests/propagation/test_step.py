@@ -3,10 +3,10 @@
 import pytest
 
 from tests.propagation.by_hand import FLOAT, GRID, PAIR, ByHand, before, begun, moves, specs
-from tfpar.propagation.decide import FREE, CannotHold
-from tfpar.propagation.partitioned import Decision, OpPlan
-from tfpar.propagation.pinned import HoldWhole
-from tfpar.propagation.planned import planned_run
+from tfpar.propagation.decide import FREE, ImmovableInputError
+from tfpar.propagation.immovable import RetryWithWholeLists
+from tfpar.propagation.partitioned_graph import Decision, OpPlan
+from tfpar.propagation.planned_op import apply_op_plan
 from tfpar.propagation.step import move, record, settle_root, visit
 from tfpar.spec import Mesh, SpecError, parse_spec
 
@@ -69,7 +69,7 @@ def test_a_plan_says_how_an_op_runs_if_it_can():
 def test_kept_specs_may_be_given():
     state, made = product(("R", "R"))
     plan = OpPlan(specs("S(1)", "S(0)"), specs("P(sum)"), specs("S(0)"))
-    decision, kept = planned_run(state, made.op, plan)
+    decision, kept = apply_op_plan(state, made.op, plan)
     record(state, made.op, decision, kept)
     assert state.spec(made) == ROWS
 
@@ -176,7 +176,7 @@ def test_lists_that_exclude_each_other_are_made_whole_instead():
     state = before(op, build.prepared(), GRID, {}, ["R,R", "R,R"])
     for tensor, laid in zip(listed, specs("R,S(1)", "R,S(2)"), strict=True):  # as out of a loop
         state.specs[tensor] = laid
-    with pytest.raises(HoldWhole) as error:
+    with pytest.raises(RetryWithWholeLists) as error:
         visit(state, op)
     assert {(t.op, 1) for t in listed} <= error.value.ops
     assert {axis for _, axis in error.value.ops} == {1}
@@ -185,7 +185,7 @@ def test_lists_that_exclude_each_other_are_made_whole_instead():
 def test_in_a_body_what_would_cross_ranks_is_refused():
     build = ByHand()
     odd = build.one("Mystery", (build.fed("x", 4, 6),), (4, 6), "float32")
-    with pytest.raises(CannotHold):
+    with pytest.raises(ImmovableInputError):
         visit(begun(build.prepared(odd), PAIR, {}, ["S(0)"], confined=True), odd.op)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfpar.report.data.schema import Ran, Sent
+from tfpar.report.data.schema import TaskSummary, TransferSummary
 
 
 def order(stage: int, stages: int, microbatches: int) -> list[tuple[str, int]]:
@@ -23,7 +23,7 @@ def simulated(
     microbatches: int,
     sends_s: float,
     sent_bytes: float,
-) -> tuple[tuple[Ran, ...], tuple[Sent, ...]]:
+) -> tuple[tuple[TaskSummary, ...], tuple[TransferSummary, ...]]:
     """The tasks and transfers by their starts; each stage has seconds of a microbatch."""
     stages = len(forward)
     waiting = [order(s, stages, microbatches) for s in range(stages)]
@@ -40,9 +40,9 @@ def simulated(
                         break
                     made = ends[kind, needs, i]
                     start = max(start, made + sends_s)
-                    sent.append(Sent(made, made + sends_s, needs, s, i, sent_bytes))
+                    sent.append(TransferSummary(made, made + sends_s, needs, s, i, sent_bytes))
                 waiting[s].pop(0)
                 free[s] = ends[kind, s, i] = start + (forward if kind == "F" else backward)[s]
-                ran.append(Ran(start, free[s], s, s, kind, i))
-    ran += [Ran(free[s], free[s] + update[s], s, s, "U", None) for s in range(stages)]
+                ran.append(TaskSummary(start, free[s], s, s, kind, i))
+    ran += [TaskSummary(free[s], free[s] + update[s], s, s, "U", None) for s in range(stages)]
     return tuple(sorted(ran, key=lambda r: r.start)), tuple(sorted(sent, key=lambda t: t.start))

@@ -11,24 +11,24 @@ from tfpar.report.data.schema import (
     Axis,
     ByPhase,
     BytesByKind,
-    Candidate,
+    CandidateSummary,
     Collective,
-    Cost,
+    CostSummary,
     Facts,
-    Flow,
+    FlowSummary,
     Input,
-    Layer,
-    Link,
+    LayerSummary,
+    LinkSummary,
     Machines,
     Option,
     PartOfStep,
-    Pipeline,
+    PipelineSummary,
     Repeat,
     Report,
     ScheduleTime,
     Stage,
     Use,
-    Variable,
+    VariableSummary,
     WhatIf,
 )
 from tfpar.spec import Partial, Replicate, Shard
@@ -182,7 +182,7 @@ def _report(
             f"{max(1, ranks // 8)} nodes x {min(ranks, 8)} devices",
             {"A100": ranks},
             40 * GIB,
-            (Link("nvlink", 3e11, 2e-6), Link("infiniband", 2.5e10, 5e-6)),
+            (LinkSummary("nvlink", 3e11, 2e-6), LinkSummary("infiniband", 2.5e10, 5e-6)),
             FLOPS * ranks,
         ),
         cost=cost,
@@ -217,7 +217,7 @@ def _made_bytes(sketch: Sketch, size: Size) -> int:
     return 4 * size.rows * sketch.width // size.split(sketch.made)
 
 
-def _variables(sketch: Sketch, size: Size) -> list[Variable]:
+def _variables(sketch: Sketch, size: Size) -> list[VariableSummary]:
     found = []
     for name, shape, spec in sketch.weights:
         path = f"{sketch.path}/{name}"
@@ -241,7 +241,7 @@ def _variables(sketch: Sketch, size: Size) -> list[Variable]:
 
 
 def _variable(path, layer, shape, spec, local, num_bytes, held, stage, kind, options, uses):
-    return Variable(
+    return VariableSummary(
         path,
         layer,
         kind,
@@ -308,8 +308,11 @@ HIDDEN, EXPOSED = 0.2, 0.1
 
 
 def _layer(
-    sketch: Sketch, size: Size, collectives: Sequence[Collective], variables: Sequence[Variable]
-) -> Layer:
+    sketch: Sketch,
+    size: Size,
+    collectives: Sequence[Collective],
+    variables: Sequence[VariableSummary],
+) -> LayerSummary:
     flops = _flops(sketch, size)
     split = size.mesh[0] * (size.mesh[1] if any("S" in s for *_, s in sketch.weights) else 1)
     work = flops / split / FLOPS
@@ -321,7 +324,7 @@ def _layer(
             waited[c.phase] += c.seconds * (1 - HIDDEN if c.when == "between" else EXPOSED)
     kept = _made_bytes(sketch, size)
     words = {v.placement or "" for v in weights}
-    return Layer(
+    return LayerSummary(
         sketch.path,
         sketch.class_name,
         "model.py:42" if sketch.class_name else "",
@@ -340,7 +343,7 @@ def _layer(
     )
 
 
-def _flows(sketches: Sequence[Sketch], size: Size) -> tuple[Flow, ...]:
+def _flows(sketches: Sequence[Sketch], size: Size) -> tuple[FlowSummary, ...]:
     named = {s.path: s for s in sketches}
     found = []
     for target in sketches:
@@ -349,7 +352,7 @@ def _flows(sketches: Sequence[Sketch], size: Size) -> tuple[Flow, ...]:
             read = source.made.replace("P(sum)", "R")
             shape = (64, size.rows // 64, source.width)
             found.append(
-                Flow(
+                FlowSummary(
                     path,
                     target.path,
                     f"{path}/out:0",
@@ -364,14 +367,14 @@ def _flows(sketches: Sequence[Sketch], size: Size) -> tuple[Flow, ...]:
 
 
 def _cost(
-    by_stage: dict[int | None, list[Layer]],
+    by_stage: dict[int | None, list[LayerSummary]],
     collectives: Sequence[Collective],
-    pipeline: Pipeline | None,
-) -> Cost:
-    def worked(found: Sequence[Layer]) -> float:
+    pipeline: PipelineSummary | None,
+) -> CostSummary:
+    def worked(found: Sequence[LayerSummary]) -> float:
         return sum(x.total_s for x in found)
 
-    def stored(found: Sequence[Layer]) -> float:
+    def stored(found: Sequence[LayerSummary]) -> float:
         return sum(x.memory.total for x in found)
 
     stage = max(by_stage, key=lambda s: worked(by_stage[s]))
@@ -394,7 +397,7 @@ def _cost(
         end = max(task.end for task in pipeline.tasks)
         parts |= {"transfers": sends, "bubble": end - sum(compute) - sum(waits) - sends}
     memory = BytesByKind(*(sum(getattr(x.memory, k) for x in fullest) for k in KINDS))
-    return Cost(
+    return CostSummary(
         sum(parts.values()),
         tuple(PartOfStep(n, s) for n, s in parts.items()),
         ByPhase(*compute),
@@ -413,11 +416,11 @@ def _cost(
     )
 
 
-def _pipeline(by_stage: dict[int | None, list[Layer]], size: Size) -> Pipeline:
+def _pipeline(by_stage: dict[int | None, list[LayerSummary]], size: Size) -> PipelineSummary:
     count, each = len(by_stage), math.prod(size.mesh)
     ranks = [tuple(range(i * each, (i + 1) * each)) for i in range(count)]
 
-    def seconds(found: Sequence[Layer], phase: str) -> float:
+    def seconds(found: Sequence[LayerSummary], phase: str) -> float:
         return sum(getattr(x.seconds, phase) + getattr(x.communication_s, phase) for x in found)
 
     forward, backward = (
@@ -457,7 +460,7 @@ def _pipeline(by_stage: dict[int | None, list[Layer]], size: Size) -> Pipeline:
         ScheduleTime("GPIPE", end * 1.02, 60 * GIB, False),
     )
     idle = end * count / sum(t.end - t.start for t in tasks) - 1
-    return Pipeline(
+    return PipelineSummary(
         f"1F1B, {size.microbatches} microbatches",
         tuple(ranks),
         tuple(range(count)),
@@ -470,16 +473,22 @@ def _pipeline(by_stage: dict[int | None, list[Layer]], size: Size) -> Pipeline:
     )
 
 
-def _candidates(cost: Cost, alone: float) -> tuple[Candidate, ...]:
+def _candidates(cost: CostSummary, alone: float) -> tuple[CandidateSummary, ...]:
     found = [
-        Candidate("this plan", "plan", cost.seconds, cost.memory_bytes, True, "", cost.parts),
-        Candidate("one device", "baseline", alone, cost.memory_bytes * 6, False, "does not fit"),
-        Candidate("data parallel", "baseline", cost.seconds * 1.35, cost.memory_bytes * 3, True),
+        CandidateSummary(
+            "this plan", "plan", cost.seconds, cost.memory_bytes, True, "", cost.parts
+        ),
+        CandidateSummary(
+            "one device", "baseline", alone, cost.memory_bytes * 6, False, "does not fit"
+        ),
+        CandidateSummary(
+            "data parallel", "baseline", cost.seconds * 1.35, cost.memory_bytes * 3, True
+        ),
     ]
     for i, mesh in enumerate(("1x8", "8x1", "4x2", "2x2x2")):
         slower = 1.06 + 0.11 * i
         found.append(
-            Candidate(
+            CandidateSummary(
                 mesh,
                 "layout",
                 cost.seconds * slower,
@@ -488,11 +497,13 @@ def _candidates(cost: Cost, alone: float) -> tuple[Candidate, ...]:
                 f"takes {100 * (slower - 1):.0f} % longer",
             )
         )
-    found.append(Candidate("8 stages", "pipeline", None, None, None, "its batch is too small"))
+    found.append(
+        CandidateSummary("8 stages", "pipeline", None, None, None, "its batch is too small")
+    )
     return tuple(found)
 
 
-def _what_if(cost: Cost) -> tuple[WhatIf, ...]:
+def _what_if(cost: CostSummary) -> tuple[WhatIf, ...]:
     found = []
     for i, cluster in enumerate(("dgx-a100", "dgx-h100", "v100-ethernet")):
         for j, (mesh, ranks) in enumerate((("1x8", 8), ("2x8", 16), ("4x8", 32))):

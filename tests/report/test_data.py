@@ -11,7 +11,7 @@ import pytest
 
 from tests.graphs import saved
 from tests.plan.graphs import partition, placeholder, read, variable
-from tfpar.cluster.named import find_cluster
+from tfpar.cluster.lookup import find_cluster
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType
 from tfpar.ir.model_layers import ModelLayer
@@ -20,11 +20,11 @@ from tfpar.planning.completion import attach_partitioned
 from tfpar.planning.request import PlanRequest
 from tfpar.planning.step_search import StepSearch
 from tfpar.plans import Plan, plan_from_constraints
-from tfpar.report.data.build import report_of
+from tfpar.report.data.build import build_report
 from tfpar.report.data.schema import Report, read_report
 from tfpar.report.summary import summary
 from tfpar.search.planners import find_planner
-from tfpar.spec import Mesh, PlanError, Shard, format_spec, replicated
+from tfpar.spec import Mesh, PlanError, Shard, format_spec, replicated_spec
 
 
 @functools.cache
@@ -91,7 +91,7 @@ def plan(request) -> Plan:
 
 
 def report(plan: Plan) -> Report:
-    return report_of(plan, plan.partitioned)
+    return build_report(plan, plan.partitioned)
 
 
 @pytest.mark.slow
@@ -142,7 +142,7 @@ def test_what_is_written_is_read_again(plan, tmp_path):
     plan.save(tmp_path / "p.json")
     again = Plan.load(tmp_path / "p.json")
     assert again == plan and again.partitioned is None
-    assert report_of(again) == found
+    assert build_report(again) == found
     for sort in (None, "time", "memory"):
         assert again.summary(sort=sort) == plan.summary(sort=sort)
     assert again.summary(full=True) == plan.summary(full=True)
@@ -250,7 +250,7 @@ def test_a_layer_that_is_called_twice_is_one():
     build.name = "loss"
     build.graph.outputs.append(build.reduce("Sum", x, [0, 1]))
     plan = plan_from_constraints(build.graph, Mesh.of([2]))
-    found = report_of(plan, partition(build.graph, plan))
+    found = build_report(plan, partition(build.graph, plan))
     (layer,) = (layer for layer in found.layers if layer.weights)
     assert (layer.path, layer.weights, layer.kind) == ("twice", 36, "MatMul")
     assert all(flow.source != flow.target for flow in found.flows)
@@ -260,13 +260,13 @@ def test_a_plan_that_was_changed_is_not_shown_by_the_report_of_what_it_was(tmp_p
     plan = plan_of("gpt")
     plan.save(tmp_path / "p.json")
     saved = Plan.load(tmp_path / "p.json")
-    assert report_of(saved).layers
+    assert build_report(saved).layers
     name, variable = next((n, v) for n, v in saved.variables.items() if v.spec is not None)
-    whole = dataclasses.replace(variable, spec=replicated(saved.mesh.num_axes))
+    whole = dataclasses.replace(variable, spec=replicated_spec(saved.mesh.num_axes))
     split = dataclasses.replace(variable, spec=(Shard(0), *whole.spec[1:]))
     other = split if variable.spec == whole.spec else whole
     changed = dataclasses.replace(saved, variables={**saved.variables, name: other})
     for one in (changed, dataclasses.replace(saved, microbatches=2)):
-        assert not report_of(one).layers
-    (told,) = (v for v in report_of(changed).variables if v.path == name)
+        assert not build_report(one).layers
+    (told,) = (v for v in build_report(changed).variables if v.path == name)
     assert told.spec == format_spec(other.spec)

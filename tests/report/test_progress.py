@@ -24,7 +24,7 @@ class Terminal(io.StringIO):
 def quick(monkeypatch):
     """Whatever takes a moment is worth a line."""
     monkeypatch.setattr(progress, "BEAT_S", 0.01)
-    for display in (progress.Terminal, progress.Lines, progress.Notebook):
+    for display in (progress.Terminal, progress.LogDisplay, progress.Notebook):
         monkeypatch.setattr(display, "quiet_s", 0.0)
         monkeypatch.setattr(display, "every_s", 0.05)
 

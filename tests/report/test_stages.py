@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tfpar.report.data.schema import Pipeline, Stage
+from tfpar.report.data.schema import PipelineSummary, Stage
 from tfpar.report.stages import idle_ranks, ranks_text, stages_tables
 
 GIB = 2.0**30
@@ -36,9 +36,11 @@ SECOND = dataclasses.replace(
 )
 
 
-def pipeline(*stages: Stage, bubble: float | None = 0.25) -> Pipeline:
+def pipeline(*stages: Stage, bubble: float | None = 0.25) -> PipelineSummary:
     groups = tuple(stage.ranks for stage in stages)
-    return Pipeline("schedule 1f1b", groups, tuple(range(len(stages))), False, stages, bubble)
+    return PipelineSummary(
+        "schedule 1f1b", groups, tuple(range(len(stages))), False, stages, bubble
+    )
 
 
 def test_a_line_for_each_stage():

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from tests.report.test_rivals import CHOSEN
-from tfpar.plans import Plan, Trial
+from tests.report.test_rejected_candidates import CHOSEN
+from tfpar.plans import Plan, TrialResult
 from tfpar.report.data.candidates import candidates_of
 from tfpar.report.trials import trial_text, trials_table
 from tfpar.spec import Mesh
 
 TRIALS = (
-    Trial("no stages, data=2", 0.02, 0.01),
-    Trial("2 stages", 0.01, 0.0125),
-    Trial("of one's own planner", None, 0.03),
-    Trial("4 stages", 0.04, None, "failed: OOM"),
+    TrialResult("no stages, data=2", 0.02, 0.01),
+    TrialResult("2 stages", 0.01, 0.0125),
+    TrialResult("of one's own planner", None, 0.03),
+    TrialResult("4 stages", 0.04, None, "failed: OOM"),
 )
 
 

@@ -10,10 +10,10 @@ from tests.compile.steps import mlp_step
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import Op
 from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned import Anchors
-from tfpar.propagation.prepared import prepare
+from tfpar.propagation.partitioned_graph import Anchors
+from tfpar.propagation.prepared_graph import prepare
 from tfpar.report.warnings import Warnings
-from tfpar.spec import Mesh, TfparError, replicated
+from tfpar.spec import Mesh, TfparError, replicated_spec
 
 
 def prepared(op_type: str):
@@ -54,7 +54,7 @@ def test_what_cannot_run_in_chunks_is_named_once(caplog):
 def test_what_runs_whole_is_named_once(caplog):
     mesh = Mesh.of({"data": 2})
     step = mlp_step()
-    laid = propagate(prepare(step.graph), mesh, Anchors(inputs=[replicated(1)]))
+    laid = propagate(prepare(step.graph), mesh, Anchors(inputs=[replicated_spec(1)]))
     warnings = Warnings(strict=False)
     with caplog.at_level(logging.WARNING, "tfpar"):
         warnings.replicated_regions(laid)

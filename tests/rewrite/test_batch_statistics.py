@@ -10,11 +10,11 @@ from tests.search.problems import Captured
 from tests.search.stages.steps import machines
 from tfpar.ir.roles import Roles
 from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned import Anchors
-from tfpar.propagation.prepared import prepare
-from tfpar.rewrite.chunks import cut_in_parts
+from tfpar.propagation.partitioned_graph import Anchors
+from tfpar.propagation.prepared_graph import prepare
+from tfpar.rewrite.chunks import split_batch
 from tfpar.rewrite.local_graph import LocalProgram, build_local_program
-from tfpar.rewrite.microbatch_statistics import shares_of, take_of_microbatches
+from tfpar.rewrite.microbatch_statistics import shares_of, use_ghost_batches
 from tfpar.rewrite.microbatches import run_microbatches
 from tfpar.spec import Mesh, Replicate, Shard
 
@@ -30,7 +30,7 @@ def cut(name: str, ranks: int = 2, microbatches: int = 2) -> tuple[LocalProgram,
         outputs=[(Replicate(),)] * len(graph.outputs),
     )
     whole = propagate(prepare(graph), Mesh.of({"data": ranks}), anchors)
-    laid = cut_in_parts(whole, anchors, problem.batched, microbatches)
+    laid = split_batch(whole, anchors, problem.batched, microbatches)
     return build_local_program(laid), Roles.of(whole.graph)
 
 
@@ -39,7 +39,7 @@ def test_a_residual_network_runs_in_one_round():
     assert len(run_microbatches(cut("resnet")[0]).graphs()) > 20
     program, roles = cut.__wrapped__("resnet")
     layers = sum(v.name.endswith("moving_mean") for v in program.graph.variables)
-    found = take_of_microbatches(program, roles)
+    found = use_ghost_batches(program, roles)
     forward = [op for op in found.sums if not op.name.startswith("gradient_tape/")]
     assert layers and len(forward) == 2 * layers, "mean and variance of each layer"
     main, body = run_microbatches(program).graphs()
@@ -53,7 +53,7 @@ def test_a_residual_network_runs_in_one_round():
 def test_tasks_hold_activations_of_one_microbatch():
     program, roles = cut.__wrapped__("resnet")
     size = program.input_shapes[0][0] // 4
-    take_of_microbatches(program, roles)
+    use_ghost_batches(program, roles)
     body = run_microbatches(program).graphs()[1]
     images = [t for op in body.ops for t in op.outputs if len(t.shape or ()) == 4]
     spatial = [t for t in images if t.shape[1] == t.shape[2] > 3]
@@ -64,7 +64,7 @@ def test_tasks_hold_activations_of_one_microbatch():
 def test_what_normalises_no_batch_is_as_it_was(name):
     program, roles = cut.__wrapped__(name)
     before = str(program)
-    assert not take_of_microbatches(program, roles).sums
+    assert not use_ghost_batches(program, roles).sums
     assert str(program) == before
 
 

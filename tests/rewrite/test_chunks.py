@@ -10,13 +10,13 @@ from tests.partitioned import Traced, devices
 from tfpar.ir.graph import Graph, Op
 from tfpar.ir.order import sort_topologically
 from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned import Anchors
-from tfpar.rewrite.chunks import build_chunked_program, cut_in_parts
+from tfpar.propagation.partitioned_graph import Anchors
+from tfpar.rewrite.chunks import build_chunked_program, split_batch
 from tfpar.rewrite.local_graph import LocalProgram
 from tfpar.rewrite.packing import pack_collectives
 from tfpar.rewrite.programs import ProgramSet
 from tfpar.runtime.backends.in_process import InProcessProgram
-from tfpar.spec import Mesh, Replicate, Shard, replicated
+from tfpar.spec import Mesh, Replicate, Shard, replicated_spec
 
 MODEL = Mesh.of({"model": 2})
 BOTH = Mesh.of([2, 2])
@@ -34,7 +34,7 @@ def chunked(function, args, weights, mesh: Mesh, chunks: int, batch_axes=()) -> 
         weights: the specs of the other arguments.
     """
     traced = Traced.of(function, args)
-    whole = replicated(mesh.num_axes)
+    whole = replicated_spec(mesh.num_axes)
     fed = tuple(Shard(0) if a in batch_axes else Replicate() for a in range(mesh.num_axes))
     graph = traced.prepared.graph
     anchors = Anchors(
@@ -43,7 +43,7 @@ def chunked(function, args, weights, mesh: Mesh, chunks: int, batch_axes=()) -> 
         outputs=[whole] * len(graph.outputs),
     )
     partitioned = propagate(traced.prepared, mesh, anchors)
-    laid = cut_in_parts(partitioned, anchors, {graph.inputs[0]}, chunks)
+    laid = split_batch(partitioned, anchors, {graph.inputs[0]}, chunks)
     program = build_chunked_program(laid)
     assert program.mesh == mesh
     pack_collectives(program.graph)

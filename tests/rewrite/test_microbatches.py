@@ -11,14 +11,14 @@ import tensorflow as tf
 from tests.partitioned import Traced, devices
 from tfpar.ir.graph import Graph, Op
 from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned import Anchors
-from tfpar.rewrite.chunks import cut_in_parts
+from tfpar.propagation.partitioned_graph import Anchors
+from tfpar.rewrite.chunks import split_batch
 from tfpar.rewrite.local_graph import TASK, LocalProgram
 from tfpar.rewrite.microbatches import build_microbatched_program
 from tfpar.rewrite.packing import pack_collectives
 from tfpar.rewrite.programs import ProgramSet
 from tfpar.runtime.backends.in_process import InProcessProgram
-from tfpar.spec import Mesh, Replicate, Shard, replicated
+from tfpar.spec import Mesh, Replicate, Shard, replicated_spec
 
 ONE, TWO = Mesh.of({"data": 1}), Mesh.of({"data": 2})
 rng = np.random.default_rng(0)
@@ -41,14 +41,14 @@ def microbatched(
         batched: how many arguments hold the batch.
     """
     traced = Traced.of(function, args)
-    whole, graph = replicated(mesh.num_axes), traced.prepared.graph
+    whole, graph = replicated_spec(mesh.num_axes), traced.prepared.graph
     anchors = Anchors(
         inputs=[(Shard(0),) if i < batched else whole for i in range(len(args))],
         outputs=[whole] * len(graph.outputs),
     )
     partitioned = propagate(traced.prepared, mesh, anchors)
     cut = set(graph.inputs[:batched])
-    program = build_microbatched_program(cut_in_parts(partitioned, anchors, cut, microbatches))
+    program = build_microbatched_program(split_batch(partitioned, anchors, cut, microbatches))
     assert program.mesh == mesh
     for each in program.graphs():
         pack_collectives(each)
@@ -170,13 +170,13 @@ def test_ranks_meet_inside_a_round_where_they_have_to():
         return tf.reduce_sum(tf.tanh(tf.nn.relu(x @ a) @ b), 0)
 
     traced = Traced.of(two_layers, [numbers(8, 4), numbers(4, 6), numbers(6, 4)])
-    graph, whole = traced.prepared.graph, replicated(2)
+    graph, whole = traced.prepared.graph, replicated_spec(2)
     anchors = Anchors(
         inputs=[whole, (Replicate(), Shard(1)), (Replicate(), Shard(0))],
         outputs=[whole] * len(graph.outputs),
     )
     partitioned = propagate(traced.prepared, mesh, anchors)
-    laid = cut_in_parts(partitioned, anchors, {graph.inputs[0]}, 4)
+    laid = split_batch(partitioned, anchors, {graph.inputs[0]}, 4)
     program = build_microbatched_program(laid)
     (body,) = program.graphs()[1:]
     assert len(ops(body, "AllReduce")) == 1 and not ops(program.graph, "AllReduce")

@@ -6,7 +6,15 @@ from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import Tensor
 from tfpar.rewrite.local_graph import LocalProgram
 from tfpar.rewrite.packing import payload
-from tfpar.rewrite.transfers import Channel, End, channels_of, ends_of, matched, recv, send
+from tfpar.rewrite.transfers import (
+    Channel,
+    ChannelEnd,
+    channels_of,
+    ends_of,
+    match_channels,
+    recv,
+    send,
+)
 from tfpar.spec import Mesh, RuntimeMismatchError, TfparError
 
 
@@ -43,7 +51,7 @@ def test_both_ends_name_one_channel():
     assert channels_of(sent, (0, 1)) == [Channel(0, 2, "x"), None]
     assert channels_of(received, (2,)) == [Channel(0, 2, "x")]
     program = LocalProgram(build.graph, Mesh.of([2]), [], [], [], {})
-    assert ends_of(program, (0, 1), "Send") == [End(0, 2, "x", "op/Send", (2, 3), "float32")]
+    assert ends_of(program, (0, 1), "Send") == [ChannelEnd(0, 2, "x", "op/Send", (2, 3), "float32")]
 
 
 def test_channels_have_names_of_their_own():
@@ -51,8 +59,8 @@ def test_channels_have_names_of_their_own():
     assert len({c.name for c in channels}) == 4
 
 
-def end(source: int, target: int, op: str, shape=(2, 3), dtype="float32") -> End:
-    return End(source, target, "h", op, shape, dtype)
+def end(source: int, target: int, op: str, shape=(2, 3), dtype="float32") -> ChannelEnd:
+    return ChannelEnd(source, target, "h", op, shape, dtype)
 
 
 def test_what_is_sent_is_received():
@@ -60,7 +68,7 @@ def test_what_is_sent_is_received():
         [end(0, 2, op), end(1, 3, op), end(2, 0, op, (), "bool")] for op in ("a", "b")
     )
     channels = [Channel(0, 2, "h"), Channel(1, 3, "h"), Channel(2, 0, "h")]
-    assert matched(sends, receives[::-1]) == channels
+    assert match_channels(sends, receives[::-1]) == channels
 
 
 @pytest.mark.parametrize(
@@ -81,7 +89,7 @@ def test_what_is_sent_is_received():
 )
 def test_ends_that_do_not_match_are_named(sends, receives, message):
     with pytest.raises(RuntimeMismatchError, match=message):
-        matched(sends, receives)
+        match_channels(sends, receives)
 
 
 @pytest.mark.parametrize("key", ["", "x:0", "/x", "a b"])

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType, Graph, Op, Tensor, Variable
-from tfpar.rewrite.differing import DIFFERS, Axes, differing_axes
 from tfpar.rewrite.local_graph import LocalProgram
+from tfpar.rewrite.rank_dependence import DIFFERS, Axes, find_rank_dependent_axes
 from tfpar.rewrite.reshard import all_reduce
 from tfpar.rewrite.transfers import recv, send
-from tfpar.rewrite.xla_regions import MUST_COMPILE, compile_regions, not_compiled
+from tfpar.rewrite.xla_regions import MUST_COMPILE, compile_regions, find_uncompiled_ops
 from tfpar.spec import Mesh, Replicate, Shard
 
 LARGE = (1024, 512)  # 2 MiB
@@ -213,10 +213,10 @@ def test_what_xla_cannot_take_is_left_out_and_named():
     step = Step()
     x = step.build.unary("Cosh", step.chain(step.input()))
     step.returns(step.chain(x))
-    assert [op.type for op in not_compiled(step.build.graph, compiles)] == ["Cosh"]
+    assert [op.type for op in find_uncompiled_ops(step.build.graph, compiles)] == ["Cosh"]
     graph = step.compiled()
     assert len(calls(graph)) == 2
-    assert [op.type for op in not_compiled(graph, compiles)] == ["Cosh"]
+    assert [op.type for op in find_uncompiled_ops(graph, compiles)] == ["Cosh"]
 
 
 def test_what_ranks_in_one_memory_share_is_a_region_of_its_own():
@@ -235,7 +235,7 @@ def test_what_ranks_in_one_memory_share_is_a_region_of_its_own():
     program = LocalProgram(
         graph, Mesh.of([2]), [(2, *LARGE)], [(Shard(0),)], [(Shard(0),)], {"weight": (Replicate(),)}
     )
-    differing = differing_axes(program)
+    differing = find_rank_dependent_axes(program)
     assert not differing[decayed.op] and differing[own.op] == {0}
     assert not differing[write] and write.inputs[0] is weight
     step.compiled(differing)
@@ -262,7 +262,7 @@ def test_lists_are_compiled_with_all_that_takes_them_or_not_at_all():
         _, last = step.build.emit("TensorListPopBack", [full, shape], popped, attrs).outputs
         step.returns(step.chain(step.build.binary("Mul", y, last)))
         graph = step.compiled()
-        outside = {op.type for op in not_compiled(graph, compiles)}
+        outside = {op.type for op in find_uncompiled_ops(graph, compiles)}
         return [outside, {t for call in calls(graph) for t in inside(graph, call)}]
 
     names = {"EmptyTensorList", "TensorListPushBack", "TensorListPopBack"}

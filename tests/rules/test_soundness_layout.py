@@ -6,9 +6,9 @@ import tensorflow as tf
 
 from tests.partitioned import check, sweep, trace, was_split
 from tfpar.interop.convert import convert_func_graph
-from tfpar.propagation.prepared import prepare
+from tfpar.propagation.prepared_graph import prepare
 from tfpar.rules.layout import common_factors
-from tfpar.spec import Mesh, Partial, Replicate, Shard, replicated
+from tfpar.spec import Mesh, Partial, Replicate, Shard, replicated_spec
 
 rng = np.random.default_rng(0)
 
@@ -194,7 +194,7 @@ def test_blocks_of_rows_survive_flattening(mesh):
     result = check(function, [f(5, 4, 6)], [spec], mesh)
     kinds = {kind for kind, _, _ in result.partitioned.collectives()}
     assert kinds == {"all_gather"}
-    whole = replicated(len(mesh.shape))
+    whole = replicated_spec(len(mesh.shape))
     gathered = {r.tensor for r in result.partitioned.reshards if r.target == whole}
     assert gathered == set(result.partitioned.graph.outputs), "only the results are gathered"
 

@@ -9,13 +9,13 @@ from tests.partitioned import MESHES, devices, record
 from tfpar.interop.convert import convert_func_graph
 from tfpar.ir.graph import Variable
 from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned import Anchors
-from tfpar.propagation.prepared import prepare
+from tfpar.propagation.partitioned_graph import Anchors
+from tfpar.propagation.prepared_graph import prepare
 from tfpar.rewrite.local_graph import build_local_program
 from tfpar.rewrite.programs import ProgramSet
 from tfpar.rules.optimizer_ops import _OPERANDS, _SPARSE_OPERANDS
 from tfpar.runtime.backends.in_process import InProcessProgram
-from tfpar.spec import Replicate, Shard, assemble, format_spec, replicated, take_local
+from tfpar.spec import Replicate, Shard, assemble, format_spec, replicated_spec, take_local
 
 rng = np.random.default_rng(0)
 SHAPE = (5, 6)
@@ -70,7 +70,7 @@ def update(op_type, spec, mesh):
         graph.variables.append(Variable(f"v{i}", SHAPE, "float32", False, handle))
     anchors = Anchors(
         variables={f"v{i}": spec for i in range(len(handles))},
-        inputs=[replicated(mesh.num_axes)] * len(fed),
+        inputs=[replicated_spec(mesh.num_axes)] * len(fed),
     )
     partitioned = propagate(prepare(graph), mesh, anchors)
     record(partitioned)

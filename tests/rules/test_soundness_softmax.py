@@ -7,8 +7,8 @@ import tensorflow as tf
 from tests.partitioned import check, devices, sweep, trace, was_split
 from tfpar.interop.convert import convert_func_graph
 from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned import Anchors
-from tfpar.propagation.prepared import prepare
+from tfpar.propagation.partitioned_graph import Anchors
+from tfpar.propagation.prepared_graph import prepare
 from tfpar.rewrite.local_graph import build_local_program
 from tfpar.rewrite.programs import ProgramSet
 from tfpar.runtime.backends.in_process import InProcessProgram

@@ -8,10 +8,10 @@ from tests.partitioned import MESHES, devices, record
 from tests.rules.test_soundness_layout import f
 from tfpar.capture.step import argument_specs, capture_step
 from tfpar.compile import CompileOptions, compile_step
-from tfpar.propagation.partitioned import Anchors
+from tfpar.propagation.partitioned_graph import Anchors
 from tfpar.runtime.executable import Executable
 from tfpar.runtime.ranks import Ranks
-from tfpar.spec import Replicate, Shard, replicated
+from tfpar.spec import Replicate, Shard, replicated_spec
 from tfpar.variables.parallel_variable import ParallelVariable
 
 IDS = np.array([4, 0, 6, 2], "int32")
@@ -23,7 +23,7 @@ def compare(function, value, args, dims=(0, 1), meshes=MESHES):
     expected = tf.nest.flatten(function(plain, *map(tf.constant, args)))
     programs = []
     for mesh in meshes:
-        layouts = [(Shard(d), *replicated(mesh.num_axes)[1:]) for d in dims]
+        layouts = [(Shard(d), *replicated_spec(mesh.num_axes)[1:]) for d in dims]
         layouts += [(Shard(d), Shard(e)) for d in dims for e in dims if mesh.num_axes == 2]
         layouts += [(Replicate(), Shard(d)) for d in dims if mesh.num_axes == 2]
         for spec in layouts:
@@ -38,7 +38,7 @@ def compare(function, value, args, dims=(0, 1), meshes=MESHES):
             )
             anchors = Anchors(
                 variables={captured.graph.variables[0].name: spec},
-                inputs=[replicated(mesh.num_axes)] * len(args),
+                inputs=[replicated_spec(mesh.num_axes)] * len(args),
             )
             compiled = compile_step(captured, CompileOptions(mesh, anchors))
             program = Executable(captured, compiled, Ranks(devices(mesh)))

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfpar.distributed.exchange import PeerLostError
 from tfpar.distributed.world import World
-from tfpar.launch.beacon import Reached
+from tfpar.launch.beacon import TaskProgress
 
 
 class Told:
@@ -38,7 +38,7 @@ def test_an_activity_stays_bounded_after_one_that_it_holds(world):
 
 def test_a_lost_peer_is_told_with_the_task_and_with_what_did_not_come(world):
     text = "Connection reset by peer: {{node transfer/1_to_0/round1/B1/microbatch2/0}}"
-    reached = Reached("0B2", "waits")
+    reached = TaskProgress("0B2", "waits")
     with pytest.raises(PeerLostError) as raised, world.at("train step 4", lambda: reached):
         raise tf.errors.UnavailableError(None, None, text)
     told = str(raised.value)

@@ -11,11 +11,11 @@ import tensorflow as tf
 from tests.partitioned import devices
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType, Graph
-from tfpar.rewrite.blocks import reduce_by_blocks
+from tfpar.rewrite.block_all_reduce import decompose_all_reduces
 from tfpar.rewrite.local_graph import LocalProgram
 from tfpar.rewrite.programs import ProgramSet
 from tfpar.runtime.backends.in_process import InProcessProgram
-from tfpar.spec import Mesh, replicated
+from tfpar.spec import Mesh, replicated_spec
 
 SHAPES = ((3,), (2, 5), ())  # 14 entries, which 3 and 4 do not divide
 
@@ -31,7 +31,7 @@ def program(mesh: Mesh, dtype: str) -> LocalProgram:
     attrs = {"axes": axes, "reduction": "sum", "T": DType(dtype)}
     op = build.emit("AllReduce", inputs, [(t.shape, dtype) for t in inputs], attrs)
     build.graph.inputs, build.graph.outputs = inputs, list(op.outputs)
-    whole = [replicated(mesh.num_axes)] * len(SHAPES)
+    whole = [replicated_spec(mesh.num_axes)] * len(SHAPES)
     return LocalProgram(build.graph, mesh, list(SHAPES), whole, whole, {})
 
 
@@ -39,7 +39,7 @@ def program(mesh: Mesh, dtype: str) -> LocalProgram:
 def test_sums_of_any_shape(shape):
     mesh = Mesh.of(shape)
     local = program(mesh, "bfloat16")
-    reduce_by_blocks(local.graph, mesh, {"bfloat16"})
+    decompose_all_reduces(local.graph, mesh, {"bfloat16"})
     types = [op.type for op in local.graph.ops]
     assert "AllReduce" not in types and {"ReduceScatter", "AllGather"} <= set(types)
     values = [
@@ -55,4 +55,4 @@ def test_sums_of_any_shape(shape):
 def test_other_dtypes_stay():
     local = program(Mesh.of([2]), "float32")
     before = list(local.graph.ops)
-    assert reduce_by_blocks(local.graph, Mesh.of([2]), {"bfloat16"}).ops == before
+    assert decompose_all_reduces(local.graph, Mesh.of([2]), {"bfloat16"}).ops == before

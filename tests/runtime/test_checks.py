@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from tests.partitioned import devices
 from tfpar.runtime.checks import check_copies, check_placement
-from tfpar.runtime.copies import Placed
+from tfpar.runtime.copies import PlacedVariable
 from tfpar.runtime.ranks import Ranks
 from tfpar.spec import Mesh, Replicate, RuntimeMismatchError, Shard
 from tfpar.variables.parallel_variable import ParallelVariable
@@ -24,7 +24,7 @@ def sharded() -> ParallelVariable:
 
 
 def check(variable, spec=SPEC, mesh=MESH):
-    placed = [Placed(variable, spec, mesh, Ranks(devices(mesh)))]
+    placed = [PlacedVariable(variable, spec, mesh, Ranks(devices(mesh)))]
     check_placement(placed)
     check_copies(placed)
 
@@ -54,4 +54,4 @@ def test_another_layout():
 
 def test_another_device():
     with pytest.raises(RuntimeMismatchError, match="rank 1 lies on .*CPU:1, not on .*CPU:0"):
-        check_placement([Placed(sharded(), SPEC, MESH, Ranks([devices(MESH)[0]] * 4))])
+        check_placement([PlacedVariable(sharded(), SPEC, MESH, Ranks([devices(MESH)[0]] * 4))])

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from tfpar.distributed.job import Job
-from tfpar.launch import network
+from tfpar.launch import host_network
 from tfpar.runtime.backends import grpc_access
 from tfpar.runtime.backends.grpc_access import choose_filter
 from tfpar.runtime.backends.peer_filter import PeerFilter
@@ -29,7 +29,7 @@ def listening():
 
 
 def own_address() -> str:
-    found = [a for a in network._interfaces().values() if not network.is_loopback(a)]
+    found = [a for a in host_network._interfaces().values() if not host_network.is_loopback(a)]
     if not found:
         pytest.skip("this machine has no address but the loopback's")
     return found[0]

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests.launch.programs import wait_until
 from tfpar.ir.graph import DType
-from tfpar.launch.beacon import Reached
+from tfpar.launch.beacon import TaskProgress
 from tfpar.runtime.backends.progress import Progress
 from tfpar.runtime.function_def import FunctionWriter, serialize_attrs
 
@@ -37,9 +37,9 @@ def test_each_task_is_announced_when_its_turn_comes_and_when_it_has_what_it_read
     running = threading.Thread(target=step, args=([progress.handle, *queues.values()],))
     running.start()
     for task in ("1F0", "1B0"):
-        assert wait_until(lambda task=task: progress.reached() == Reached(task, "waits"), 10)
+        assert wait_until(lambda task=task: progress.reached() == TaskProgress(task, "waits"), 10)
         tf.raw_ops.QueueEnqueueV2(handle=queues[f"recv/{task}"], components=[1])
-        assert wait_until(lambda task=task: progress.reached() == Reached(task, "runs"), 10)
+        assert wait_until(lambda task=task: progress.reached() == TaskProgress(task, "runs"), 10)
         tf.raw_ops.QueueEnqueueV2(handle=queues[task], components=[1])
     running.join(10)
-    assert progress.reached() == Reached("1B0", "done")
+    assert progress.reached() == TaskProgress("1B0", "done")

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tests.partitioned import devices
 from tfpar.interop.fingerprints import traits
-from tfpar.runtime.copies import Placed
+from tfpar.runtime.copies import PlacedVariable
 from tfpar.runtime.ranks import Ranks
 from tfpar.runtime.shared_state import SharedState, _limit
 from tfpar.spec import Mesh, Replicate, RuntimeMismatchError, Shard
@@ -37,14 +37,14 @@ class Other:
         return [own, tf.constant(change(own.numpy().copy()), own.dtype)]
 
 
-def placed(*spec, shape=(6, 10)) -> Placed:
+def placed(*spec, shape=(6, 10)) -> PlacedVariable:
     """A variable of ones; by default each of two ranks has a copy."""
     ranks = Ranks(devices(MESH))
     variable = ParallelVariable(
         shape=shape, dtype=tf.float32, name="kernel", initial_value=lambda: tf.ones(shape)
     )
     variable.shard(MESH, spec or (Replicate(),), ranks, [0, 1])
-    return Placed(variable, spec or (Replicate(),), MESH, ranks)
+    return PlacedVariable(variable, spec or (Replicate(),), MESH, ranks)
 
 
 Change = Callable[[np.ndarray], np.ndarray]

@@ -20,7 +20,7 @@ from tfpar.ir.shared_subgraphs import (
     prune_graph,
     repeated_blocks,
 )
-from tfpar.search.model.fold import Folded, fold
+from tfpar.search.model.fold import FoldedGraph, fold
 
 
 @dataclasses.dataclass(eq=False)
@@ -42,7 +42,7 @@ class Parts:
             self.nodes, self.subgraphs, self.signatures, self.min_duplicate
         )
 
-    def fold(self) -> Folded:
+    def fold(self) -> FoldedGraph:
         return fold(self.graph, self.repeats, self.signatures)
 
     def node(self, name: str) -> GraphNode:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 from tfpar.plans import Plan, PlannedVariable
-from tfpar.propagation.partitioned import OpPlan
+from tfpar.propagation.partitioned_graph import OpPlan
 from tfpar.search.laid import lay_out
 from tfpar.search.problem import Problem
-from tfpar.spec import Mesh, replicated
+from tfpar.spec import Mesh, replicated_spec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class ByOps:
             planner=self.name,
         )
         laid = lay_out(plan, problem)
-        nothing = replicated(1)
+        nothing = replicated_spec(1)
         ops = {}
         for op, decision in laid.decisions.items():
             made = decision.strategy.out_specs

@@ -11,14 +11,14 @@ import pytest
 
 from tests.graphs import saved
 from tfpar.cluster.description import Cluster
-from tfpar.cluster.named import find_cluster
+from tfpar.cluster.lookup import find_cluster
 from tfpar.cost.cost import Cost
 from tfpar.cost.evaluate import evaluate
 from tfpar.ir.step import StepGraph
 from tfpar.planning.problems import state_problem
 from tfpar.planning.request import PlanRequest
 from tfpar.plans import Plan
-from tfpar.propagation.partitioned import PartitionedGraph
+from tfpar.propagation.partitioned_graph import PartitionedGraph
 from tfpar.search.laid import lay_out, priced_roles
 from tfpar.search.objective import Budget
 from tfpar.search.problem import Problem

@@ -13,7 +13,7 @@ import pytest
 import tfpar as tap
 from tests.plan.graphs import mlp
 from tfpar.cluster.description import Cluster
-from tfpar.cluster.named import find_cluster
+from tfpar.cluster.lookup import find_cluster
 from tfpar.ir.fingerprint import fingerprint
 from tfpar.planning.solve import find_plan
 from tfpar.search.cache import PlanCache

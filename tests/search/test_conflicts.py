@@ -11,7 +11,7 @@ import pytest
 import tfpar as tap
 from tests.search.problems import Captured, within
 from tests.search.test_cache import problem as tiny
-from tfpar.cluster.named import find_cluster
+from tfpar.cluster.lookup import find_cluster
 from tfpar.planning.request import PlanRequest
 from tfpar.planning.solve import find_plan
 from tfpar.planning.step_search import StepSearch
@@ -74,7 +74,7 @@ PAIRS = list(itertools.combinations(["a", "b", "ce", "bd", "acd", "abcde"], 2))
 def test_a_smallest_set_is_found_with_few_searches(bad):
     stub = Stub(*bad, seconds=dict.fromkeys(NAMES, 1.0))
     found = stub.conflict()
-    assert "".join(found.constraints) in bad and found.is_smallest
+    assert "".join(found.constraints) in bad and found.is_irreducible
     assert len(stub.asked) == len(set(stub.asked)) <= 3 * len(NAMES) + 1
     assert len(stub.asked) <= 2 * len(NAMES) + 1 or len(next(iter(found.ways))) > 1
     # Where others conflict too, one of them may not be enough to leave out.
@@ -172,15 +172,15 @@ def test_when_time_is_over_what_was_not_tried_stays_and_that_is_said(most, monke
     found = find_conflict(within(most - 0.5, stub.relaxed(NAMES)), stub.relaxed, solve)
     assert len(stub.asked) == min(most, 8)
     assert {"b", "d"} <= set(found.constraints)
-    assert found.is_smallest == (most >= 8) == (found.constraints == ("b", "d"))
-    assert ("no time to find out" in str(found)) != found.is_smallest
+    assert found.is_irreducible == (most >= 8) == (found.constraints == ("b", "d"))
+    assert ("no time to find out" in str(found)) != found.is_irreducible
 
 
 def test_a_search_that_was_cut_short_shows_nothing():
     """That it finds no plan does not make the constraint that it was made without a bystander."""
     whole, hurried = Stub("b").conflict("ab"), Stub("b", error=TimeLimitError).conflict("ab")
-    assert whole.constraints == ("b",) and whole.is_smallest
-    assert hurried.constraints == ("a", "b") and not hurried.is_smallest
+    assert whole.constraints == ("b",) and whole.is_irreducible
+    assert hurried.constraints == ("a", "b") and not hurried.is_irreducible
     assert list(hurried.ways) == [("b",)]
 
 
@@ -193,7 +193,7 @@ def test_one_search_without_an_answer_is_enough_for_doubt():
         return stub.solve(problem)
 
     found = find_conflict(stub.relaxed("abc"), stub.relaxed, solve)
-    assert found.constraints == ("a", "b") and not found.is_smallest
+    assert found.constraints == ("a", "b") and not found.is_irreducible
 
 
 def test_a_search_says_what_it_is_for():

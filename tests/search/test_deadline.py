@@ -21,10 +21,10 @@ from tfpar.search.deadline import Deadline
 from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.objective import Budget
 from tfpar.search.rhino import RhinoPlanner
-from tfpar.search.simplest import baselines
 from tfpar.search.tap import mesh_search
 from tfpar.search.tap.planner import TapPlanner
 from tfpar.search.tap.routing import Routing
+from tfpar.search.tie_breaking import baselines
 from tfpar.spec import PlanError, Shard, TfparError, TimeLimitError
 
 

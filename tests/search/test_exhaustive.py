@@ -13,7 +13,7 @@ from tests.search.tiny import GRAPHS, SMALLEST, chain, drawn, problem
 from tfpar.cost.evaluate import evaluate
 from tfpar.ir.roles import Roles
 from tfpar.propagation.engine import propagate
-from tfpar.propagation.prepared import prepare
+from tfpar.propagation.prepared_graph import prepare
 from tfpar.search import exhaustive
 from tfpar.search.auto import AutoPlanner
 from tfpar.search.exhaustive import MAX_PLANS, ExhaustivePlanner

@@ -9,9 +9,9 @@ import pytest
 from tests.search import chain
 from tests.search.tiny import problem
 from tfpar.cost.cost import Cost
-from tfpar.plans import Alternative, PricedPlan
-from tfpar.propagation.partitioned import Anchors, OpPlan
-from tfpar.search.folded_plan import FoldedPlan, assemble, count_split
+from tfpar.plans import PricedCandidate, SpecOption
+from tfpar.propagation.partitioned_graph import Anchors, OpPlan
+from tfpar.search.folded_plan import FoldedPlan, count_split, unfold_plan
 from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.problem import Fixed
 from tfpar.spec import Mesh, parse_spec
@@ -53,7 +53,7 @@ def repeated(model) -> str:
 def test_what_is_found_for_a_block_serves_all_its_instances(asked, model):
     name = repeated(model)
     found = FoldedPlan(MESH, (), Anchors(variables={name: COLUMNS}), cost(1.0), 1)
-    plan = assemble(asked, model, found, "stub")
+    plan = unfold_plan(asked, model, found, "stub")
     split = {n for n, v in plan.variables.items() if v.spec == COLUMNS}
     twins = next(ts for v, ts in model.folded.twins.items() if v.name == name)
     assert split == {t.name for t in twins} and len(split) > 1
@@ -61,7 +61,7 @@ def test_what_is_found_for_a_block_serves_all_its_instances(asked, model):
 
 
 def test_what_is_not_named_is_left_to_propagation(asked, model):
-    plan = assemble(asked, model, of_block(0, COLUMNS), "stub")
+    plan = unfold_plan(asked, model, of_block(0, COLUMNS), "stub")
     assert plan.variables[kernel(0)].spec == COLUMNS
     assert plan.variables["m/block_0/bias"].spec is None
     assert set(plan.variables) == {v.name for v in asked.variables}
@@ -69,7 +69,7 @@ def test_what_is_not_named_is_left_to_propagation(asked, model):
 
 def test_what_is_given_has_the_say(asked, model):
     given = dataclasses.replace(asked, fixed={kernel(0): Fixed(ROWS, "the user")})
-    plan = assemble(given, model, of_block(0, COLUMNS), "stub")
+    plan = unfold_plan(given, model, of_block(0, COLUMNS), "stub")
     assert (plan.variables[kernel(0)].spec, plan.variables[kernel(0)].why) == (ROWS, "the user")
 
 
@@ -77,21 +77,21 @@ def test_how_an_op_runs_is_said_of_all_that_it_stands_for(asked, model):
     stand_in, names = next((s, ns) for s, ns in model.folded.stands_for.items() if len(ns) > 1)
     run = OpPlan((WHOLE,), (WHOLE,), (WHOLE,))
     found = FoldedPlan(MESH, (), Anchors(ops={stand_in: run}), cost(1.0), 0)
-    plan = assemble(asked, model, found, "stub")
+    plan = unfold_plan(asked, model, found, "stub")
     assert plan.ops == dict.fromkeys(names, run)
 
 
 def test_alternatives_are_those_of_all_instances(asked, model):
-    name, other = repeated(model), Alternative(ROWS, 2.0)
-    plan = assemble(asked, model, of_block(0, COLUMNS), "stub", {name: [other]})
+    name, other = repeated(model), SpecOption(ROWS, 2.0)
+    plan = unfold_plan(asked, model, of_block(0, COLUMNS), "stub", {name: [other]})
     twins = next(ts for v, ts in model.folded.twins.items() if v.name == name)
     assert {n for n, v in plan.variables.items() if v.alternatives} == {t.name for t in twins}
 
 
 def test_a_plan_names_mesh_batch_cost_and_who_found_it(asked, model):
     found = of_block(0, COLUMNS)
-    elsewhere = [PricedPlan("slow", 3.0), PricedPlan("quick", 2.0, 1e9)]
-    plan = assemble(asked, model, found, "stub", elsewhere=elsewhere, cut_short=True)
+    elsewhere = [PricedCandidate("slow", 3.0), PricedCandidate("quick", 2.0, 1e9)]
+    plan = unfold_plan(asked, model, found, "stub", elsewhere=elsewhere, cut_short=True)
     assert (plan.mesh, plan.batch_axes, plan.planner) == (MESH, ("data",), "stub")
     assert plan.cost == found.cost and plan.cut_short
     assert [other.name for other in plan.layouts] == ["quick", "slow"], "the fastest first"
@@ -100,10 +100,10 @@ def test_a_plan_names_mesh_batch_cost_and_who_found_it(asked, model):
 def test_a_plan_says_what_it_was_preferred_to_if_that_is_another(asked, model):
     found, faster = of_block(0, COLUMNS), of_block(0, ROWS)
     faster = dataclasses.replace(faster, cost=cost(0.9, collectives=7))
-    preferred = assemble(asked, model, found, "stub", preferred_to=faster)
+    preferred = unfold_plan(asked, model, found, "stub", preferred_to=faster)
     assert preferred.passed_over == (0.9, 7)
-    assert assemble(asked, model, found, "stub", preferred_to=found).passed_over is None
-    assert assemble(asked, model, found, "stub").passed_over is None
+    assert unfold_plan(asked, model, found, "stub", preferred_to=found).passed_over is None
+    assert unfold_plan(asked, model, found, "stub").passed_over is None
 
 
 def test_weights_that_are_split_are_counted_but_for_those_that_are_given():

@@ -12,7 +12,7 @@ from tests.search.problems import Captured
 from tests.search.test_slots import MACHINES, problem_of
 from tfpar.planning import solve
 from tfpar.planning.memory.relayout import fastest_plan
-from tfpar.plans import Offload, Offloaded
+from tfpar.plans import Offload, OffloadPlan
 from tfpar.search.memory_errors import LeastMemory, check_room, memory_error
 from tfpar.search.price import price_whole
 from tfpar.search.tap.planner import TapPlanner
@@ -111,7 +111,7 @@ def test_a_plan_that_has_more_in_host_memory_than_there_is_does_not_fit():
     """By the slots that lie there; what is on the device would fit."""
     problem = problem_of()
     plan = fastest_plan(problem, TapPlanner())
-    plan = dataclasses.replace(plan, offloaded=Offloaded(tuple(plan.variables)))
+    plan = dataclasses.replace(plan, offloaded=OffloadPlan(tuple(plan.variables)))
     cost, laid = price_whole(plan, problem)
     assert cost.host_slot_bytes == cost.host_bytes == 2 * WEIGHTS and not cost.state_bytes
     roomy, full = on(problem, host=8 * WEIGHTS), on(problem, host=4 * WEIGHTS)
@@ -128,7 +128,7 @@ def test_a_plan_that_has_more_in_host_memory_than_there_is_does_not_fit():
 def test_what_lies_where_is_said_of_the_best_plan():
     problem = problem_of()
     plan = fastest_plan(problem, TapPlanner())
-    plan = dataclasses.replace(plan, offloaded=Offloaded(tuple(plan.variables)))
+    plan = dataclasses.replace(plan, offloaded=OffloadPlan(tuple(plan.variables)))
     cost, laid = price_whole(plan, problem)
     plan, small = dataclasses.replace(plan, cost=cost), on(problem, memory=cost.memory_bytes / 2)
     text = str(memory_error(plan, laid, small))

@@ -17,7 +17,7 @@ from tfpar.planning.memory.offload_moves import with_offloaded_slots, with_slots
 from tfpar.planning.memory.relayout import fastest_plan
 from tfpar.planning.memory.shard_slots import with_sharded_slots
 from tfpar.planning.solve import find_plan
-from tfpar.plans import Offload, Offloaded, Plan
+from tfpar.plans import Offload, OffloadPlan, Plan
 from tfpar.search.as_planned import as_planned
 from tfpar.search.cache import problem_digest
 from tfpar.search.price import price_whole
@@ -40,7 +40,7 @@ def fastest(problem):
 
 
 def away(plan: Plan, *names: str) -> Plan:
-    return dataclasses.replace(plan, offloaded=Offloaded(names or NAMES))
+    return dataclasses.replace(plan, offloaded=OffloadPlan(names or NAMES))
 
 
 def linked(problem, bandwidth: float, latency_s: float = 0.0):
@@ -121,7 +121,7 @@ def test_where_nothing_else_fits_slots_are_split_and_offloaded(problem, fastest)
 
 
 def test_what_fits_is_left_alone(problem, fastest):
-    assert solved(linked(problem, 1e15), math.inf).offloaded == Offloaded()
+    assert solved(linked(problem, 1e15), math.inf).offloaded == OffloadPlan()
     never = dataclasses.replace(linked(problem, 1e12), offload=Offload())
     assert not solved(never, below_all_others(problem, fastest)).offloaded
 

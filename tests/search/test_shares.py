@@ -16,8 +16,8 @@ from tfpar.cost.evaluate import evaluate
 from tfpar.ir.roles import Roles
 from tfpar.plans import Plan, plan_from_constraints
 from tfpar.propagation.engine import propagate
-from tfpar.propagation.prepared import prepare
-from tfpar.propagation.shares import CannotShare, check_shares
+from tfpar.propagation.prepared_graph import prepare
+from tfpar.propagation.uneven_batch import UnevenSplitError, check_shares
 from tfpar.search.meshes import input_spec
 from tfpar.search.price import SingleStagePricer, priced_along, slowest
 from tfpar.search.shares import Line, in_shares, shared_out, uneven_axes
@@ -145,10 +145,10 @@ def test_what_is_not_cut_in_proportion_is_refused():
     planned = planned_on(FAST, SLOW)
     mesh, laid = planned.plan.mesh, planned.step.laid
     check_shares(laid, UnevenMesh.over(mesh, 0, (48, 16)))
-    with pytest.raises(CannotShare):  # the batch is no multiple of 7
+    with pytest.raises(UnevenSplitError):  # the batch is no multiple of 7
         check_shares(laid, UnevenMesh.over(mesh, 0, (5, 2)))
     variable = laid.graph.variables[0]
     laid.variable_specs[variable] = (Shard(0),)
-    with pytest.raises(CannotShare, match=variable.name):
+    with pytest.raises(UnevenSplitError, match=variable.name):
         check_shares(laid, UnevenMesh.over(mesh, 0, (48, 16)))
     laid.variable_specs[variable] = (Replicate(),)

@@ -10,7 +10,7 @@ import tfpar as tap
 from tests.search.tiny import chain
 from tests.search.tiny import problem as tiny_problem
 from tfpar.cluster.description import Cluster, Device, Level
-from tfpar.ir.passes.slots_apart import slots_apart
+from tfpar.ir.passes.separate_slots import find_separate_slots
 from tfpar.planning.memory.limit import solve_under_memory_limit
 from tfpar.planning.memory.relayout import fastest_plan
 from tfpar.planning.memory.shard_slots import (
@@ -97,7 +97,7 @@ def test_gradients_are_scattered_and_new_weights_gathered(problem, fastest):
 def test_the_problem_of_a_plan_without_split_slots_stays_as_it_is(problem, fastest):
     assert as_planned(problem, fastest) is problem
     apart = as_planned(problem, shard_slots(fastest, problem))
-    assert not slots_apart(problem.graph) and len(slots_apart(apart.graph)) == 3
+    assert not find_separate_slots(problem.graph) and len(find_separate_slots(apart.graph)) == 3
     assert as_planned(problem, shard_slots(fastest, problem)).graph is apart.graph
 
 

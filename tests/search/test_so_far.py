@@ -11,7 +11,7 @@ import time
 import pytest
 
 from tests.search.problems import Captured, assert_priced_as_a_whole
-from tests.search.rhino.test_network import hard
+from tests.search.rhino.test_cost_network import hard
 from tests.search.test_cache import problem as tiny
 from tests.time_limits import time_limit
 from tfpar.planning.solve import find_plan
@@ -22,7 +22,7 @@ from tfpar.search.price import price_plan
 from tfpar.search.rhino import RhinoPlanner, ilp
 from tfpar.search.rhino.planner import _side_by_side
 from tfpar.search.so_far import SearchInterrupted, SoFar
-from tfpar.search.solver import PROGRAM_SECONDS, Answer, Outcome, minimise, minimise_or
+from tfpar.search.solver import PROGRAM_SECONDS, SolverResult, SolveStatus, minimise, minimise_or
 from tfpar.search.tap.planner import TapPlanner
 
 AT_ONCE_S = time_limit(1)
@@ -274,7 +274,7 @@ def test_a_deadline_knows_of_programs_that_were_stopped(leaves, gap):
 
 
 def test_a_program_without_a_solution_in_time_marks_the_plan(monkeypatch):
-    nothing = Answer(Outcome.NONE_IN_TIME)
+    nothing = SolverResult(SolveStatus.NONE_IN_TIME)
     monkeypatch.setattr(ilp, "minimise", lambda program, deadline: nothing)
     monkeypatch.setattr(ilp, "minimise_or", lambda program, beside, deadline: [nothing])
     assert RhinoPlanner().solve(tiny()).cut_short

@@ -11,7 +11,7 @@ from tfpar.ir.graph import Op, Variable
 from tfpar.search.meshes import LogicalMesh
 from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.problem import Fixed
-from tfpar.search.weights import Group, resembling, weight_groups, weight_options
+from tfpar.search.weights import WeightGroup, resembling, weight_groups, weight_options
 from tfpar.spec import Mesh, format_spec, parse_spec
 
 ONE_AXIS = LogicalMesh(Mesh.of({"data": 2, "model": 2}), (0,), (1,))
@@ -65,9 +65,9 @@ def test_without_a_model_axis_nothing_is_decided(asked, model):
     assert weight_groups(asked, model, data) == []
 
 
-def group(*texts: str, shape=(8, 16, 4)) -> Group:
+def group(*texts: str, shape=(8, 16, 4)) -> WeightGroup:
     handle = Op("w/handle", "Placeholder", []).add_output(shape, "resource")
-    return Group([Variable("w", shape, "float32", True, handle)], [*map(parse_spec, texts)])
+    return WeightGroup([Variable("w", shape, "float32", True, handle)], [*map(parse_spec, texts)])
 
 
 def test_a_spec_of_another_mesh_resembles_what_is_split_in_the_same_dim_first():

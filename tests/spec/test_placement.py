@@ -18,7 +18,7 @@ from tfpar.spec import (
     format_spec,
     parse_placement,
     parse_spec,
-    replicated,
+    replicated_spec,
 )
 from tfpar.spec.placement import REDUCTIONS
 
@@ -55,7 +55,7 @@ def test_equality_is_identity(placement):
 def test_how_placements_print():
     spec = (Shard(0), Shard(1, 8), Shard(2, 8, 2), Shard(0, unit=4), Replicate(), Partial("max"))
     assert format_spec(spec) == "S(0),S(1/8),S(2/8*2),S(0*4),R,P(max)"
-    assert format_spec(replicated(2)) == "R,R"
+    assert format_spec(replicated_spec(2)) == "R,R"
 
 
 @pytest.mark.parametrize("text", ["", "S", "S()", "S(-1)", "S(0", "S(0)x", "R0", "P(mean)", "r"])

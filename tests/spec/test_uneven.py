@@ -12,7 +12,7 @@ from tfpar.spec import (
     Shard,
     SpecError,
     UnevenMesh,
-    apportioned,
+    apportion,
     local_indices,
     local_shape,
 )
@@ -21,7 +21,7 @@ from tfpar.spec import (
 @given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=8), st.integers(0, 500))
 def test_a_batch_is_shared_out_whole_and_everyone_gets_some(weights, more):
     total = len(weights) + more
-    shares = apportioned(total, weights)
+    shares = apportion(total, weights)
     assert sum(shares) == total and min(shares) >= 1
     ordered = sorted(zip(weights, shares, strict=True))
     for (one, fewer), (other, many) in zip(ordered, ordered[1:], strict=False):
@@ -39,12 +39,12 @@ def test_a_batch_is_shared_out_whole_and_everyone_gets_some(weights, more):
     ],
 )
 def test_shares_are_in_proportion(total, weights, expected):
-    assert apportioned(total, weights) == expected
+    assert apportion(total, weights) == expected
 
 
 def test_fewer_samples_than_ranks_cannot_be_shared_out():
     with pytest.raises(ArgumentError, match="total is 1"):
-        apportioned(1, (3, 1))
+        apportion(1, (3, 1))
 
 
 MESH = UnevenMesh.over(Mesh.of([2, 2]), 0, (3, 1))

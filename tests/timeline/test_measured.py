@@ -6,20 +6,30 @@ import pytest
 
 from tests.timeline.files import TimelineFile
 from tfpar.timeline.measured import clocks_ahead, measured_trace
-from tfpar.timeline.records import Kind, Met, Ran, Record, StepOfRank, packed, unpacked
+from tfpar.timeline.records import (
+    CollectiveKind,
+    CollectiveSpan,
+    OpSpan,
+    RankTrace,
+    StepOfRank,
+    decode_traces,
+    encode_traces,
+)
 
 MS = 1_000_000  # nanoseconds
-SUM = Kind("sum", (0, 1, 2), ("net/up", "net/down"), "all_reduce", ("data",), 4096, "backward", 0.5)
+SUM = CollectiveKind(
+    "sum", (0, 1, 2), ("net/up", "net/down"), "all_reduce", ("data",), 4096, "backward", 0.5
+)
 
 
-def record(rank: int, arrived: int, *, clock: str = "a", ahead: int = 0, kind=SUM) -> Record:
+def record(rank: int, arrived: int, *, clock: str = "a", ahead: int = 0, kind=SUM) -> RankTrace:
     """A step of 0 to 20 ms in which ranks meet, from when they arrive until 10 ms."""
-    ran = Ran(ahead, ahead + arrived * MS, "net/up", "MatMul", "forward")
-    met = Met(kind, 0, ahead + arrived * MS, ahead + 10 * MS)
-    return Record(rank, clock, [StepOfRank(7, ahead, ahead + 20 * MS, [ran], [], [met])])
+    ran = OpSpan(ahead, ahead + arrived * MS, "net/up", "MatMul", "forward")
+    met = CollectiveSpan(kind, 0, ahead + arrived * MS, ahead + 10 * MS)
+    return RankTrace(rank, clock, [StepOfRank(7, ahead, ahead + 20 * MS, [ran], [], [met])])
 
 
-def drawn(records: list[Record], folder) -> TimelineFile:
+def drawn(records: list[RankTrace], folder) -> TimelineFile:
     measured_trace(records).save(str(folder / "t.json"))
     return TimelineFile(folder / "t.json")
 
@@ -64,21 +74,21 @@ def test_the_median_is_what_counts():
     """A rank that learns late of the end of one collective has no other clock."""
     late = []
     for rank, clock, ends in ((0, "a", (1, 2, 3)), (1, "b", (101, 102, 150))):
-        met = [Met(SUM, nth, 0, end * MS) for nth, end in enumerate(ends)]
-        late.append(Record(rank, clock, [StepOfRank(1, 0, 200 * MS, [], [], met)]))
+        met = [CollectiveSpan(SUM, nth, 0, end * MS) for nth, end in enumerate(ends)]
+        late.append(RankTrace(rank, clock, [StepOfRank(1, 0, 200 * MS, [], [], met)]))
     assert clocks_ahead(late) == {"a": 0, "b": 100 * MS}
 
 
 def test_clocks_are_aligned_by_way_of_others():
     """Ranks 0 and 2 meet in nothing; rank 1 has met both."""
     near, far = (
-        Kind(key, group, ("x",), "send", (), 4, "forward", None)
+        CollectiveKind(key, group, ("x",), "send", (), 4, "forward", None)
         for key, group in (("near", (0, 1)), ("far", (1, 2)))
     )
-    met = [Met(near, 0, 5, 5 + 5 * MS), Met(far, 0, 5, 5 + 9 * MS)]
+    met = [CollectiveSpan(near, 0, 5, 5 + 5 * MS), CollectiveSpan(far, 0, 5, 5 + 9 * MS)]
     records = [
         record(0, 3, kind=near),
-        Record(1, "b", [StepOfRank(7, 0, 20 * MS, [], [], met)]),
+        RankTrace(1, "b", [StepOfRank(7, 0, 20 * MS, [], [], met)]),
         record(2, 3, clock="c", kind=far),
     ]
     ahead = clocks_ahead(records)
@@ -87,13 +97,13 @@ def test_clocks_are_aligned_by_way_of_others():
 
 
 def test_ranks_that_have_met_in_nothing_are_aligned_where_steps_begin():
-    alone = Record(1, "b", [StepOfRank(7, 500 * MS, 520 * MS, [], [], [])])
+    alone = RankTrace(1, "b", [StepOfRank(7, 500 * MS, 520 * MS, [], [], [])])
     assert clocks_ahead([record(0, 3), alone]) == {"a": 0, "b": 500 * MS}
 
 
 def test_what_is_sent_leads_to_who_receives_it_and_is_waited_for_there_alone(tmp_path):
-    sent = Kind("x", (0, 1), ("net/up",), "send", (), 64, "forward", None)
-    received = Kind("x", (0, 1), ("step",), "recv", (), 64, "forward", None)
+    sent = CollectiveKind("x", (0, 1), ("net/up",), "send", (), 64, "forward", None)
+    received = CollectiveKind("x", (0, 1), ("step",), "recv", (), 64, "forward", None)
     file = drawn([record(0, 6, kind=sent), record(1, 2, kind=received)], tmp_path)
     assert [(e["pid"], e["name"], e["ts"]) for e in file.waits()] == [
         (1, "waiting for rank 0", 2000)
@@ -109,7 +119,9 @@ def test_what_is_sent_leads_to_who_receives_it_and_is_waited_for_there_alone(tmp
 def test_an_arrival_past_the_end_is_cut_there(tmp_path):
     """Clocks are never quite equal: what is waited for does not end before it has begun."""
     late = record(1, 8)
-    early = Record(0, "a", [StepOfRank(7, 0, 20 * MS, [], [], [Met(SUM, 0, MS, 7 * MS)])])
+    early = RankTrace(
+        0, "a", [StepOfRank(7, 0, 20 * MS, [], [], [CollectiveSpan(SUM, 0, MS, 7 * MS)])]
+    )
     file = drawn([early, late], tmp_path)
     (wait,) = file.waits()
     (met,) = file.collectives(0)
@@ -118,4 +130,4 @@ def test_an_arrival_past_the_end_is_cut_there(tmp_path):
 
 @pytest.mark.parametrize("records", [[], [record(0, 3), record(1, 8)]])
 def test_records_travel_as_text(records):
-    assert unpacked(packed(records)) == records
+    assert decode_traces(encode_traces(records)) == records

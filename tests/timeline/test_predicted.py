@@ -17,14 +17,14 @@ from tests.graphs import BATCH, saved
 from tests.time_limits import time_limit
 from tests.timeline.files import Event, TimelineFile
 from tfpar.cli.main import main
-from tfpar.cluster.named import find_cluster
+from tfpar.cluster.lookup import find_cluster
 from tfpar.constraints import batch, shard
 from tfpar.pipeline import Pipeline
 from tfpar.planning.completion import attach_partitioned
 from tfpar.planning.request import PlanRequest
 from tfpar.planning.step_search import StepSearch
 from tfpar.plans import Plan
-from tfpar.report.data.schema import Ran, Report, Sent, read_report
+from tfpar.report.data.schema import Report, TaskSummary, TransferSummary, read_report
 from tfpar.search.planners import find_planner
 from tfpar.spec import Mesh, PlanError
 from tfpar.timeline.predicted import MOST_RANKS, predicted_trace
@@ -244,13 +244,13 @@ def large() -> Report:
                 for phase in ("forward", "backward")
             ]
     tasks = [
-        Ran(1e-3 * (s + m + 100 * b), 1e-3 * (s + m + 100 * b + 1), s, s, "FB"[b], m)
+        TaskSummary(1e-3 * (s + m + 100 * b), 1e-3 * (s + m + 100 * b + 1), s, s, "FB"[b], m)
         for b in (0, 1)
         for m in range(micro)
         for s in range(stages)
     ]
     sent = [
-        Sent(t.end, t.end + 1e-3, t.stage, t.stage + 1, t.microbatch, 1e6)
+        TransferSummary(t.end, t.end + 1e-3, t.stage, t.stage + 1, t.microbatch, 1e6)
         for t in tasks
         if t.kind == "F" and t.stage < stages - 1
     ]

@@ -8,7 +8,7 @@ import pytest
 
 from tests.timeline.files import TimelineFile
 from tfpar.spec import TfparError
-from tfpar.timeline.trace import Flow, Slice, Trace
+from tfpar.timeline.trace import FlowArrow, Slice, Trace
 
 
 def saved(trace: Trace, folder) -> TimelineFile:
@@ -50,7 +50,7 @@ def test_arrows_begin_and_end_in_their_slices(tmp_path):
     trace = Trace({0: "rank 0", 1: "rank 1"})
     sent = trace.add(Slice(0, "communication", "send", 1, 2))
     received = trace.add(Slice(1, "communication", "recv", 1, 3))
-    trace.flows.append(Flow(sent, received))
+    trace.flows.append(FlowArrow(sent, received))
     file = saved(trace, tmp_path)
     ends = [e for e in file.content["traceEvents"] if e["ph"] in "sf"]
     assert [(e["ph"], e["pid"]) for e in ends] == [("s", 0), ("f", 1)]

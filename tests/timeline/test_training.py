@@ -14,10 +14,10 @@ import tfpar as tap
 from tests.timeline.files import TimelineFile
 from tfpar.interop.profiler import OpEvent, Profiler
 from tfpar.keras.adapter import state_of
-from tfpar.timeline.asked import Asked
 from tfpar.timeline.nodes import Nodes
-from tfpar.timeline.recorded import Window, steps_of_ranks
+from tfpar.timeline.recorded import StepWindow, steps_of_ranks
 from tfpar.timeline.recorder import Recordable, this_recorder
+from tfpar.timeline.request import TimelineRequest
 
 BATCH, BATCHES = 8, 6
 X = np.random.default_rng(1).normal(size=(BATCH * BATCHES, 16)).astype("float32")
@@ -142,7 +142,7 @@ def test_who_is_late_to_a_sum_is_named_where_ranks_share_a_process(split):
     seen = [OpEvent(f"r{rank}/{made.name}", "MatMul", 10, end) for rank, end in ends.items()]
     seen.append(OpEvent(f"{reduce.name}/g0/0/0", "AddV2", 500, 600))
     seen.append(OpEvent(f"{reduce.name}/g0/0/0/_7", "_Send", 600, 700))
-    found = steps_of_ranks(Window(1, 0, 1000), seen, nodes, range(4), ahead=5000)
+    found = steps_of_ranks(StepWindow(1, 0, 1000), seen, nodes, range(4), ahead=5000)
     for rank in group:
         (met,) = found[rank].met
         assert (met.arrived, met.end) == (5000 + ends[rank], 5600)
@@ -198,7 +198,7 @@ def test_training_that_fails_leaves_no_profiler_behind(split, tmp_path):
 
 def test_a_step_that_fails_ends_the_recording(tmp_path):
     recorder = this_recorder()
-    recorder.ask(Asked.of(tmp_path / "t.json", (1, 2)))
+    recorder.ask(TimelineRequest.of(tmp_path / "t.json", (1, 2)))
     step = Recordable(None, (), None, 1, None)
     with pytest.raises(RuntimeError, match="on purpose"), recorder.step(step):
         raise RuntimeError("on purpose")
@@ -229,7 +229,7 @@ def test_functions_have_steps_too(tmp_path):
             weight.assign_sub(0.1 * tape.gradient(loss, weight))
             return loss
 
-        this_recorder().ask(Asked.of(tmp_path / "t.json", (2, 3)))
+        this_recorder().ask(TimelineRequest.of(tmp_path / "t.json", (2, 3)))
         for _ in range(4):
             step(X[:BATCH])
     file = TimelineFile(tmp_path / "t.json")

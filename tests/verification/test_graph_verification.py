@@ -7,7 +7,7 @@ import pytest
 
 from tfpar.verification import Verdict, Verification
 from tfpar.verification.sessions import SessionDevice
-from tfpar.verification.steps import Outcome, TakenStep, build_verification, compare_step
+from tfpar.verification.steps import StepOutcome, TakenStep, build_verification, compare_step
 
 START = {"w": np.linspace(1, 2, 50, dtype="float32"), "name": np.array(b"net")}
 
@@ -15,7 +15,7 @@ START = {"w": np.linspace(1, 2, 50, dtype="float32"), "name": np.array(b"net")}
 def take(values, scale=1.0, bias=0.0, name=b"net"):
     doubled = (values["w"] * np.float32(2 * scale)).astype("float32")
     loss = np.asarray(doubled.sum() + bias, "float32")
-    return Outcome({"loss": loss}, {}, {"w": doubled, "name": np.array(name)})
+    return StepOutcome({"loss": loss}, {}, {"w": doubled, "name": np.array(name)})
 
 
 def verify(steps=2, off_from=0, of_device=None, **off) -> Verification:

@@ -9,9 +9,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfpar.calibration.asked import ON_CPU, ON_GPU, Machine
 from tfpar.calibration.measure import measure
 from tfpar.calibration.timing import Timer
+from tfpar.calibration.workload import ON_CPU, ON_GPU, MachineInfo
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.files import cluster_of, describe, write_cluster
 from tfpar.distributed.world import World, this_world
@@ -86,7 +86,7 @@ def _on_first(world: World | None, what: str, make: Callable[[], Any]) -> Any:
     return make() if world is None else world.first(what, make)
 
 
-def _machine(mesh: Mesh, ranks: Ranks) -> Machine:
+def _machine(mesh: Mesh, ranks: Ranks) -> MachineInfo:
     here = detect_cluster(Mesh.of([1, mesh.size]))
     detected, host = here.device, here.nodes[0].host_memory_bytes
     if ranks.world is None:
@@ -96,4 +96,4 @@ def _machine(mesh: Mesh, ranks: Ranks) -> Machine:
         job, one_memory = ranks.world.job, False
         nodes = job.nodes if job.nodes * job.local_size == mesh.size else 1
     link = detected.host_bandwidth
-    return Machine(nodes, detected.name, detected.memory_bytes, one_memory, link, host)
+    return MachineInfo(nodes, detected.name, detected.memory_bytes, one_memory, link, host)

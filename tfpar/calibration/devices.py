@@ -7,10 +7,10 @@ import statistics
 from collections.abc import Sequence
 
 from tfpar.calibration import fit
-from tfpar.calibration.asked import ALIKE, Machine, Sizes, Tell
 from tfpar.calibration.kernels import FUNCTIONS, Kernel, kernels_of
 from tfpar.calibration.programs import chain_of, elementwise, product
 from tfpar.calibration.timing import Chain, Timer
+from tfpar.calibration.workload import ALIKE, MachineInfo, Sizes, Tell
 from tfpar.cluster.description import Device
 from tfpar.ir.graph import itemsize
 from tfpar.spec import Mesh
@@ -23,7 +23,7 @@ _SLOWER = 1.1  # than expected: less is noise
 
 
 def devices_of(
-    mesh: Mesh, machine: Machine, timer: Timer, sizes: Sizes, reserve_s: float, tell: Tell
+    mesh: Mesh, machine: MachineInfo, timer: Timer, sizes: Sizes, reserve_s: float, tell: Tell
 ) -> list[Device]:
     """What a rank's device reaches while all compute, on each machine.
 
@@ -91,7 +91,7 @@ def _alike(one: dict[str, list[float]], other: dict[str, list[float]]) -> bool:
     return 1 / ALIKE <= statistics.median(ratios) <= ALIKE
 
 
-def _device(times: dict[str, list[float]], sizes: Sizes, machine: Machine) -> Device:
+def _device(times: dict[str, list[float]], sizes: Sizes, machine: MachineInfo) -> Device:
     """The device that takes so long for `_ops`."""
     launch_s = statistics.median(times["ops"])
     products = times["matrix products"]
@@ -134,8 +134,8 @@ def _rates(
     without = iter(times["kernels without"])
     for kernel, taken_s in zip(_kernels(sizes), times["kernels"], strict=True):
         if kernel.without is None:
-            expected_s = launch_s + fit.ramped(kernel.moved_bytes / bandwidth, ramp_s)
-            own_s = fit.unramped(max(taken_s - launch_s, 0.0), ramp_s)
+            expected_s = launch_s + fit.add_ramp(kernel.moved_bytes / bandwidth, ramp_s)
+            own_s = fit.remove_ramp(max(taken_s - launch_s, 0.0), ramp_s)
         else:
             expected_s = next(without)
             own_s = taken_s - expected_s

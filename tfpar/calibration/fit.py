@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from tfpar.cost.work import efficiency
+from tfpar.cost.op_compute import efficiency
 
 UNMEASURABLE = 1e15
 """Bytes/s of what takes no time that could be told from noise."""
@@ -51,7 +51,7 @@ def _not_negative(rows: np.ndarray, wanted: np.ndarray) -> tuple[float, float]:
 def product_rate(
     sides: Sequence[Sides], seconds: Sequence[float], launch_s: float
 ) -> tuple[float, float]:
-    """(FLOP/s, half size) of matrix products: see `cost.work.efficiency`."""
+    """(FLOP/s, half size) of matrix products: see `cost.op_compute.efficiency`."""
 
     work = [2.0 * math.prod(s) for s in sides]
 
@@ -80,20 +80,20 @@ def memory_rate(
     known = [(n, max(t - launch_s, _LEAST_PART * t)) for n, t in zip(moved, seconds, strict=True)]
 
     def error(ramp_s: float, rate: float) -> float:
-        return sum(abs(math.log(ramped(n / rate, ramp_s) / t)) for n, t in known)
+        return sum(abs(math.log(add_ramp(n / rate, ramp_s) / t)) for n, t in known)
 
-    candidates = [(s, n / unramped(t, s)) for s in _RAMPS for n, t in known]
+    candidates = [(s, n / remove_ramp(t, s)) for s in _RAMPS for n, t in known]
     ramp_s, rate = min(candidates, key=lambda c: error(*c))
     return rate, ramp_s
 
 
-def ramped(work_s: float, ramp_s: float) -> float:
+def add_ramp(work_s: float, ramp_s: float) -> float:
     """Seconds of an op that would take `work_s` if the device were at it from the first."""
     return work_s + min(work_s, ramp_s)
 
 
-def unramped(seconds: float, ramp_s: float) -> float:
-    """The work of an op that takes so long: what `ramped` makes of it is `seconds`."""
+def remove_ramp(seconds: float, ramp_s: float) -> float:
+    """The work of an op that takes so long: what `add_ramp` makes of it is `seconds`."""
     return max(seconds / 2, seconds - ramp_s)
 
 

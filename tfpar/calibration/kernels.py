@@ -35,7 +35,7 @@ class Kernel:
         emit: appends it.
         shapes, dtypes: of its operands.
         result: the shape of what it makes.
-        counted: how many entries its rate is about (`cost.work.entries`); 0: the most that an
+        counted: how many entries its rate is about (`cost.op_compute.entries`); 0: the most that an
             operand or the result has.
         without: what it would be without what is slow in it, and the operands of that; None: as
             fast as memory.

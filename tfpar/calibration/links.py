@@ -7,11 +7,11 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from tfpar.calibration import fit
-from tfpar.calibration.asked import ALIKE, Sizes, Tell
 from tfpar.calibration.programs import after_product, chain_of, collective, operand_of, transfer
 from tfpar.calibration.timing import Timer
+from tfpar.calibration.workload import ALIKE, Sizes, Tell
 from tfpar.cluster.check import TRANSFER
-from tfpar.cluster.description import Measured
+from tfpar.cluster.description import MeasuredCollective
 from tfpar.cluster.network import Groups
 from tfpar.search.meshes import logical_meshes
 from tfpar.spec import Mesh
@@ -43,7 +43,7 @@ def collectives_of(
     reserve_s: float,
     tell: Tell,
     kinds: Sequence[str] = COLLECTIVES,
-) -> list[Measured]:
+) -> list[MeasuredCollective]:
     """Some kinds, by default all, on all axes: those that time is short for have two sizes only."""
     pairs: list[Pair] = [(kind, *at) for at in axes_to_measure(mesh) for kind in kinds]
     first, others = sizes.payloads[:2], sizes.payloads[2:]
@@ -69,15 +69,15 @@ def collectives_of(
 
 
 def with_waits(
-    found: Sequence[Measured], timer: Timer, sizes: Sizes, reserve_s: float
-) -> list[Measured]:
+    found: Sequence[MeasuredCollective], timer: Timer, sizes: Sizes, reserve_s: float
+) -> list[MeasuredCollective]:
     """What collectives take between the ops of a step: their ranks do not come all at once, and
     find cores that compute.
 
     Along each axis some are timed between products. What such a chain takes beyond products and
     collectives by themselves is what ranks wait; the mean of it becomes part of the startup.
     """
-    kinds: dict[tuple[tuple[int, ...], int], dict[str, Measured]]
+    kinds: dict[tuple[tuple[int, ...], int], dict[str, MeasuredCollective]]
     kinds = {(m.mesh, m.axis): {} for m in found}
     for m in found:
         if m.kind in _WAITED and not m.group:
@@ -107,16 +107,16 @@ def with_waits(
 
 def _of_groups(
     kind: str, mesh: Mesh, axis: int, sizes: Sequence[int], by_rank: Sequence[list[float]]
-) -> Iterator[Measured]:
+) -> Iterator[MeasuredCollective]:
     """What was found for the groups along an axis: for all of them together, and for each if one
     is slower than another."""
 
-    yield Measured(kind, mesh.shape, axis, *_line(sizes, by_rank, range(mesh.size)))
+    yield MeasuredCollective(kind, mesh.shape, axis, *_line(sizes, by_rank, range(mesh.size)))
     lines = {group: _line(sizes, by_rank, group) for group in mesh.groups((axis,))}
     paces = [start + sizes[-1] / bandwidth for start, bandwidth in lines.values()]
     if max(paces) > ALIKE * min(paces):
         for group, found in lines.items():
-            yield Measured(kind, mesh.shape, axis, *found, group)
+            yield MeasuredCollective(kind, mesh.shape, axis, *found, group)
 
 
 def _line(
@@ -126,7 +126,7 @@ def _line(
     return fit.alpha_beta(sizes, [max(times[rank] for rank in group) for times in by_rank])
 
 
-def transfers_of(nodes: int, size: int, timer: Timer) -> list[Measured]:
+def transfers_of(nodes: int, size: int, timer: Timer) -> list[MeasuredCollective]:
     """From rank to rank, within nodes and between them, all ranks at once."""
     grid, found = Mesh.of([nodes, size // nodes]), []
     for axis, count in enumerate(grid.shape):
@@ -134,7 +134,9 @@ def transfers_of(nodes: int, size: int, timer: Timer) -> list[Measured]:
             emit, allowed_s = transfer(grid.groups((axis,))), timer.left_s / (4 * len(_SENT))
             chains = [chain_of(grid, emit, [(n // 4,)], "float32") for n in _SENT]
             times = [timer.by_rank(chain, allowed_s) for chain in chains]
-            found.append(Measured(TRANSFER, grid.shape, axis, *_line(_SENT, times, range(size))))
+            found.append(
+                MeasuredCollective(TRANSFER, grid.shape, axis, *_line(_SENT, times, range(size)))
+            )
     return found
 
 

@@ -7,12 +7,12 @@ import math
 from collections.abc import Iterator, Sequence
 
 from tfpar.calibration import fit
-from tfpar.calibration.asked import ALIKE, Machine, Sizes, Tell
 from tfpar.calibration.devices import devices_of
 from tfpar.calibration.links import collectives_of, links_of, transfers_of, with_waits
 from tfpar.calibration.programs import Chains, collective, operand_of, product
 from tfpar.calibration.timing import Timer
-from tfpar.cluster.description import Cluster, Device, Level, Measured, Node, slowest_of
+from tfpar.calibration.workload import ALIKE, MachineInfo, Sizes, Tell
+from tfpar.cluster.description import Cluster, Device, Level, MeasuredCollective, Node, slowest_of
 from tfpar.spec import Mesh
 
 _COMPUTE, _COLLECTIVES, _WAITS = 0.35, 0.7, 0.9  # of the budget: where these end
@@ -21,7 +21,7 @@ _COMPUTE, _COLLECTIVES, _WAITS = 0.35, 0.7, 0.9  # of the budget: where these en
 _BESIDE_S, _MOST_BESIDE = 0.1, 500
 
 
-def measure(mesh: Mesh, machine: Machine, timer: Timer, sizes: Sizes, tell: Tell) -> Cluster:
+def measure(mesh: Mesh, machine: MachineInfo, timer: Timer, sizes: Sizes, tell: Tell) -> Cluster:
     """The cluster of the ranks that `timer` runs on."""
     everyone, budget_s = Mesh.of([mesh.size]), timer.left_s
     tell("the start of a step")
@@ -32,7 +32,7 @@ def measure(mesh: Mesh, machine: Machine, timer: Timer, sizes: Sizes, tell: Tell
     if not machine.one_memory:  # there, collectives are ops as others are
         tell("what ranks wait")
         found = with_waits(found, timer, sizes, (1 - _WAITS) * budget_s)
-    sent: list[Measured] = []
+    sent: list[MeasuredCollective] = []
     links: list[float] = []
     if not machine.one_memory:
         tell("transfers")
@@ -77,7 +77,7 @@ def _nodes(
 
 
 def _overlap(
-    mesh: Mesh, timer: Timer, device: Device, found: Sequence[Measured], sizes: Sizes
+    mesh: Mesh, timer: Timer, device: Device, found: Sequence[MeasuredCollective], sizes: Sizes
 ) -> float:
     """What goes on of products that run beside all-reduces of all ranks."""
     share_s = timer.left_s / 3
@@ -102,7 +102,7 @@ def _overlap(
 
 
 def _levels(
-    nodes: int, size: int, found: Sequence[Measured], links: Sequence[float]
+    nodes: int, size: int, found: Sequence[MeasuredCollective], links: Sequence[float]
 ) -> list[Level]:
     """Links between nodes as the fastest of them has, and links within nodes with which rings take
     as long as the all-reduces did; from outside in."""

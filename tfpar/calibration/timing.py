@@ -22,7 +22,7 @@ Chain = Callable[[int], LocalProgram]
 """Makes a chain of so many links."""
 
 
-class Run(Protocol):
+class TimedRunner(Protocol):
     """Runs something so many times, on all ranks at once, and gives the seconds."""
 
     def __call__(self, calls: int = 1, /) -> float: ...
@@ -125,12 +125,12 @@ class Timer:
         told = self._told([run() for _ in range(runs)])
         return [max(_typical(times) - self.step_s, 1e-9) for times in told]
 
-    def _once(self, run: Run) -> list[float]:
+    def _once(self, run: TimedRunner) -> list[float]:
         """What a run takes, on each rank, beyond what any costs."""
         told = self._told([run() for _ in range(2)])
         return [max(min(times) - self.step_s, 1e-6) for times in told]
 
-    def _runner(self, make: Callable[[], LocalProgram]) -> Run:
+    def _runner(self, make: Callable[[], LocalProgram]) -> TimedRunner:
         """Runs a program, which has been run once already, so many times, and gives the seconds.
 
         Args:

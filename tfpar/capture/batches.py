@@ -17,7 +17,7 @@ def batch_size_of(arguments: Any) -> int | None:
     return None
 
 
-def of_the_whole(specs: Any, parts: int) -> Any:
+def global_specs(specs: Any, parts: int) -> Any:
     """Specs of a global batch, from those of one of its `parts`."""
     size = batch_size_of(specs)
 

@@ -54,7 +54,7 @@ def with_static_feeds(
     return result
 
 
-def leading_to(graph_def: graph_pb2.GraphDef, names: Iterable[str]) -> graph_pb2.GraphDef:
+def find_ancestors(graph_def: graph_pb2.GraphDef, names: Iterable[str]) -> graph_pb2.GraphDef:
     """The nodes of these names and all that they wait for, wherever they were to be placed."""
     nodes = {node.name: node for node in graph_def.node}
     needed: set[str] = set()

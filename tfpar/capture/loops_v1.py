@@ -15,8 +15,8 @@ from tensorflow.core.framework import attr_value_pb2, function_pb2, graph_pb2, n
 
 from tfpar.capture.branches_v1 import without_branches
 from tfpar.capture.graph_def import (
+    find_ancestors,
     import_graph,
-    leading_to,
     set_inputs,
     set_placeholder,
     split_inputs,
@@ -229,8 +229,8 @@ class _Frame:
                 set_inputs(node, [self._renamed(i, arguments) for i in data], kept)
         ends = [self._renamed(r, arguments) for r in results]
         needed = [*(split_name(e)[0] for e in ends), *inputs]
-        body, _ = without_branches(leading_to(body, needed))
-        body = leading_to(body, needed)
+        body, _ = without_branches(find_ancestors(body, needed))
+        body = find_ancestors(body, needed)
         members = [node for node in body.node if node.name not in inputs]
         read = {split_name(i)[0] for node in members for i in node.input}
         body = graph_pb2.GraphDef(node=members, versions=body.versions, library=body.library)

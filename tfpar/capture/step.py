@@ -21,7 +21,7 @@ from tfpar.ir.graph import Gradient, Variable
 from tfpar.ir.names import VariableName
 from tfpar.ir.step import StepGraph
 from tfpar.spec import CaptureError
-from tfpar.variables.surroundings import capturing
+from tfpar.variables.tracing_context import capturing
 
 GRADIENTS = "tfpar_gradients"
 """The collection of a traced graph in which its gradients are marked (`tfpar.keras.gradients`)."""

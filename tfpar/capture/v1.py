@@ -24,8 +24,8 @@ from tfpar.capture.arrays_v1 import with_element_shapes, without_arrays
 from tfpar.capture.branches_v1 import without_branches
 from tfpar.capture.graph_def import (
     InlinedGraph,
+    find_ancestors,
     import_graph,
-    leading_to,
     set_variable_handle,
     split_name,
     with_static_feeds,
@@ -37,7 +37,7 @@ from tfpar.capture.step import CapturedStep
 from tfpar.capture.updates import gradients_of_updates
 from tfpar.interop.convert import convert_func_graph
 from tfpar.ir.graph import DType, Graph, Op, ShapeAttr, Tensor, Variable
-from tfpar.ir.passes.trim import CHECKPOINT, Trimmed, trim
+from tfpar.ir.passes.trim import CHECKPOINT, TrimResult, trim
 from tfpar.ir.traits import UNCHANGED, origin
 from tfpar.spec import CaptureError, TfparError
 from tfpar.variables.parallel_variable import ParallelVariable
@@ -350,9 +350,9 @@ class GraphSource:
         graph_def = with_static_feeds(self._inlined.graph_def, feeds)
         names = [split_name(self._inlined.tensor(name))[0] for name in fetched if ":" in name]
         names += [op for name in fetched for op in self._inlined.operations(split_name(name)[0])]
-        graph_def = with_element_shapes(leading_to(graph_def, [*names, *feeds]))
+        graph_def = with_element_shapes(find_ancestors(graph_def, [*names, *feeds]))
         graph_def = without_stacks(without_arrays(graph_def))
-        return without_branches(without_loops(leading_to(graph_def, [*names, *feeds])))
+        return without_branches(without_loops(find_ancestors(graph_def, [*names, *feeds])))
 
     def _convert(
         self,
@@ -482,7 +482,7 @@ def _fetched(element: tf.Tensor | tf.Operation) -> tf.TensorSpec | None:
     return tf.TensorSpec(element.shape, element.dtype)
 
 
-def _saved_tensors(graph: Graph, trimmed: Trimmed) -> list[SavedTensor]:
+def _saved_tensors(graph: Graph, trimmed: TrimResult) -> list[SavedTensor]:
     """What the graph's Savers write; by the variables' own names where it has none."""
     handles = graph.variable_of()
     saved: dict[str, SavedTensor] = {}

@@ -4,22 +4,22 @@ Nothing is gathered, and nothing depends on the mesh that wrote it. Free of proc
 Keras: functions of mesh, spec and rank; the caller says who writes when, and waits for whom.
 """
 
-from tfpar.checkpoint.behind import Behind
-from tfpar.checkpoint.boxes import Box, boxes, writers
+from tfpar.checkpoint.background_writer import BackgroundWriter
+from tfpar.checkpoint.boxes import Box, choose_writers, list_boxes
 from tfpar.checkpoint.draft import Draft
-from tfpar.checkpoint.files import Saved, commit, write_part
+from tfpar.checkpoint.files import TensorWrite, commit, write_part
 from tfpar.checkpoint.folders import checkpoints, discard, latest, prune, temporary_folder
 from tfpar.checkpoint.lock import FolderLock
 from tfpar.checkpoint.reader import Reader
 
 __all__ = [
-    "Behind",
+    "BackgroundWriter",
     "Box",
     "Draft",
     "FolderLock",
     "Reader",
-    "Saved",
-    "boxes",
+    "TensorWrite",
+    "list_boxes",
     "checkpoints",
     "commit",
     "discard",
@@ -27,5 +27,5 @@ __all__ = [
     "prune",
     "temporary_folder",
     "write_part",
-    "writers",
+    "choose_writers",
 ]

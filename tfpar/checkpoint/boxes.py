@@ -65,7 +65,7 @@ class Box:
             )
 
 
-def boxes(shape: Sequence[int], spec: Spec, mesh: Mesh, rank: int) -> list[Box]:
+def list_boxes(shape: Sequence[int], spec: Spec, mesh: Mesh, rank: int) -> list[Box]:
     """The boxes that make up the shard of `rank`, padding left out.
 
     Together the distinct shards cover the tensor once. A tensor without entries
@@ -84,7 +84,8 @@ def boxes(shape: Sequence[int], spec: Spec, mesh: Mesh, rank: int) -> list[Box]:
         first = not any(c and isinstance(p, Shard) for p, c in zip(spec, coords, strict=True))
         return [Box.whole(shape)] if first else []
     by_dim = [
-        runs(local_indices(length, dim, spec, mesh, coords)) for dim, length in enumerate(shape)
+        find_runs(local_indices(length, dim, spec, mesh, coords))
+        for dim, length in enumerate(shape)
     ]
     return [
         Box(
@@ -96,7 +97,7 @@ def boxes(shape: Sequence[int], spec: Spec, mesh: Mesh, rank: int) -> list[Box]:
     ]
 
 
-def runs(index: np.ndarray) -> list[tuple[int, int, int]]:
+def find_runs(index: np.ndarray) -> list[tuple[int, int, int]]:
     """(first entry, length, position) of each stretch of consecutive entries; -1 is left out."""
     breaks = np.flatnonzero((np.diff(index) != 1) | (index[:-1] < 0)) + 1
     starts = [0, *breaks.tolist()] if len(index) else []
@@ -108,7 +109,9 @@ def runs(index: np.ndarray) -> list[tuple[int, int, int]]:
     ]
 
 
-def writers(num_bytes: Sequence[int], specs: Sequence[Spec], mesh: Mesh) -> list[frozenset[int]]:
+def choose_writers(
+    num_bytes: Sequence[int], specs: Sequence[Spec], mesh: Mesh
+) -> list[frozenset[int]]:
     """For each tensor, the ranks that write their shard: one of those that hold the same.
 
     Ranks that hold the same shards share them out by bytes, the largest tensors first. Every

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from tfpar.checkpoint.files import Saved, commit, write_part
+from tfpar.checkpoint.files import TensorWrite, commit, write_part
 from tfpar.checkpoint.folders import discard, prune
 
 
@@ -24,7 +24,7 @@ class Draft:
     """
 
     temporary: str
-    parts: dict[int, list[Saved]]
+    parts: dict[int, list[TensorWrite]]
     num_parts: int
     info: Mapping[str, Any]
     keep: int

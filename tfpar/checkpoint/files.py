@@ -27,7 +27,7 @@ import tensorflow as tf
 import tfpar
 from tfpar.checkpoint import folders
 from tfpar.checkpoint.boxes import Box, covers
-from tfpar.checkpoint.index import FORMAT_VERSION, Entry, Index, Part, read_part, write_sealed
+from tfpar.checkpoint.index import FORMAT_VERSION, Entry, Index, IndexPart, read_part, write_sealed
 from tfpar.readable import UnreadableError
 from tfpar.spec import TfparError
 
@@ -55,12 +55,12 @@ _SLICEABLE = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Saved:
+class TensorWrite:
     """What one rank writes of a logical tensor.
 
     Attributes:
         shape: of the logical tensor.
-        boxes: from `boxes`; none where another rank writes them.
+        boxes: from `list_boxes`; none where another rank writes them.
         read: gives the shard, padding included; called once, when its file is written.
     """
 
@@ -70,7 +70,7 @@ class Saved:
     boxes: Sequence[Box]
     read: Callable[[], tf.Tensor]
 
-    def held(self) -> Saved:
+    def held(self) -> TensorWrite:
         """The same with the shard of this moment, in host memory.
 
         A tensor that was read never changes: TensorFlow gives a variable that is updated other
@@ -110,7 +110,7 @@ def is_sliceable(dtype: tf.DType) -> bool:
 # --- every rank ----------------------------------------------------------------------
 
 
-def write_part(folder: str, rank: int, tensors: Sequence[Saved]) -> None:
+def write_part(folder: str, rank: int, tensors: Sequence[TensorWrite]) -> None:
     """Write what `rank` has to write into the temporary folder, through to the disk.
 
     A shard that is one box without padding is written from where it lies; others are copied
@@ -127,14 +127,14 @@ def write_part(folder: str, rank: int, tensors: Sequence[Saved]) -> None:
     try:
         os.makedirs(parts, exist_ok=True)
         written = _write_bundles(os.path.join(parts, f"part-{rank:05d}"), tensors)
-        write_sealed(_part_path(folder, rank), Part(tuple(written)))
+        write_sealed(_part_path(folder, rank), IndexPart(tuple(written)))
     except (OSError, tf.errors.OpError) as error:
         raise TfparError(
             f"Rank {rank} could not write its part of the checkpoint {folder}: {error}"
         ) from error
 
 
-def _write_bundles(prefix: str, tensors: Sequence[Saved]) -> list[Entry]:
+def _write_bundles(prefix: str, tensors: Sequence[TensorWrite]) -> list[Entry]:
     """Write tensors to files that start with `prefix`; returns what lies where.
 
     What others write is named too: whoever commits learns from each part what there has to be.
@@ -147,15 +147,15 @@ def _write_bundles(prefix: str, tensors: Sequence[Saved]) -> list[Entry]:
     return written
 
 
-def _entry(saved: Saved, bundle: str) -> Entry:
+def _entry(saved: TensorWrite, bundle: str) -> Entry:
     boxes = tuple((box.begin, box.size) for box in saved.boxes)
     return Entry(saved.name, saved.shape, saved.dtype.name, bundle, saved.is_joined, boxes)
 
 
-def _bundles(tensors: Sequence[Saved]) -> Iterator[list[Saved]]:
+def _bundles(tensors: Sequence[TensorWrite]) -> Iterator[list[TensorWrite]]:
     """What goes into one file each."""
     for joined in (False, True):
-        bundle: list[Saved] = []
+        bundle: list[TensorWrite] = []
         num_bytes = 0
         for saved in tensors:
             if not saved.boxes or saved.is_joined != joined:
@@ -169,7 +169,7 @@ def _bundles(tensors: Sequence[Saved]) -> Iterator[list[Saved]]:
             yield bundle
 
 
-def _write_bundle(prefix: str, tensors: Sequence[Saved]) -> None:
+def _write_bundle(prefix: str, tensors: Sequence[TensorWrite]) -> None:
     with tf.device("CPU:0"):
         names, slices, values = [], [], []
         for saved in tensors:
@@ -268,7 +268,8 @@ def _check(folder: str, entries: Sequence[Entry]) -> None:
             raise TfparError(
                 f"The boxes of {name!r} in {_bundles_of(found)} do not "
                 f"make up one tensor {kinds[0]} in the checkpoint {folder}. Every rank has to pass "
-                f"the boxes of the same mesh and spec, and one rank of each `writers` group."
+                f"the boxes of the same mesh and spec, and one rank of each group of "
+                f"`choose_writers`."
             )
 
 
@@ -276,7 +277,7 @@ def _bundles_of(entries: Sequence[Entry]) -> str:
     return ", ".join(sorted(e.bundle for e in entries if e.boxes)) or "no file"
 
 
-def _joined(parts: str, entries: Sequence[Entry]) -> list[Saved]:
+def _joined(parts: str, entries: Sequence[Entry]) -> list[TensorWrite]:
     """The tensors of which TensorFlow reads no other slices than those written, to be written
     whole: read from disk one after another, never all at once."""
     by_name = defaultdict(list)
@@ -287,7 +288,7 @@ def _joined(parts: str, entries: Sequence[Entry]) -> list[Saved]:
     for name, found in by_name.items():
         shape, dtype = found[0].shape, tf.as_dtype(found[0].dtype)
         read = functools.partial(_read_joined, parts, found)
-        tensors.append(Saved(name, shape, dtype, [Box.whole(shape)], read))
+        tensors.append(TensorWrite(name, shape, dtype, [Box.whole(shape)], read))
     return tensors
 
 

@@ -93,7 +93,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
-class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class IndexPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a rank wrote, or knows that others write."""
 
     entries: tuple[Entry, ...]
@@ -109,9 +109,9 @@ def write_sealed(path: str, content: msgspec.Struct) -> None:
     os.replace(f"{path}.tmp", path)
 
 
-def read_part(path: str) -> Part:
+def read_part(path: str) -> IndexPart:
     """What `write_sealed` wrote of a part; UnreadableError if it is not that any more."""
-    return convert(_unsealed(_object_of(path)), Part)
+    return convert(_unsealed(_object_of(path)), IndexPart)
 
 
 def read_index(path: str) -> Index:

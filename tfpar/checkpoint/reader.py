@@ -11,12 +11,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfpar.checkpoint import folders
-from tfpar.checkpoint.boxes import Box, runs
+from tfpar.checkpoint.boxes import Box, find_runs
 from tfpar.checkpoint.files import is_sliceable
 from tfpar.checkpoint.index import FORMAT_VERSION, Index, NewerFormatError, read_index
 from tfpar.readable import UnreadableError
 from tfpar.spec import Mesh, Spec, TfparError, local_indices, local_shape
-from tfpar.variables.pieces import cut
+from tfpar.variables.sharding import cut_shard
 
 
 class Reader:
@@ -88,7 +88,7 @@ class Reader:
             if 0 in shape:
                 return tf.zeros(local_shape(shape, spec, mesh), dtype)
             if not is_sliceable(dtype):
-                return cut(self.read_whole(name), spec, mesh, rank)
+                return cut_shard(self.read_whole(name), spec, mesh, rank)
             stored = [_stored(shape, dim, spec, mesh, rank) for dim in range(len(shape))]
             needed = [np.unique(index) for index in stored]
             value = self._read_product(name, needed)
@@ -105,7 +105,7 @@ class Reader:
     def _read_product(self, name: str, needed: Sequence[np.ndarray]) -> tf.Tensor:
         """The entries at the product of sorted indices, as few slices as hold them."""
         shape = self._shapes[name]
-        by_dim = [runs(index) for index in needed]
+        by_dim = [find_runs(index) for index in needed]
         slices = [
             Box(
                 tuple(begin for begin, _, _ in box), tuple(size for _, size, _ in box), ()

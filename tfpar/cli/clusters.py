@@ -11,7 +11,7 @@ from typing import Any
 
 from tfpar.cluster import units
 from tfpar.cluster.description import Cluster, Level, Node
-from tfpar.cluster.named import find_cluster, preset_names
+from tfpar.cluster.lookup import find_cluster, preset_names
 from tfpar.report.tables import render_table
 
 JSON_VERSION = 1

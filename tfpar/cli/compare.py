@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
     """
     from tfpar.plans import Plan
     from tfpar.report.compare import Comparison
-    from tfpar.report.data.build import report_of
+    from tfpar.report.data.build import build_report
 
     integer("--steps", options.steps, 1)
     if options.build is None and (options.data or options.batch_size):
@@ -69,6 +69,6 @@ def run(options: argparse.Namespace) -> int:
             from tfpar.cli.measure import step_seconds
         measured = step_seconds(options, plans)
     names = options.first, options.second
-    found = Comparison.of(names, report_of(plans[0]), report_of(plans[1]), measured)
+    found = Comparison.of(names, build_report(plans[0]), build_report(plans[1]), measured)
     print(json.dumps(found.to_builtins()) if options.json else found)
     return 0

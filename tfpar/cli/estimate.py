@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from tfpar.cli.problem import CLUSTER, add_model, add_search, parse_meshes
 from tfpar.cli.quiet import quiet_tensorflow
-from tfpar.cluster.named import find_cluster
-from tfpar.report.estimates import Estimate, estimates_json, estimates_table
+from tfpar.cluster.lookup import find_cluster
+from tfpar.report.what_if import Estimate, estimates_json, estimates_table
 from tfpar.spec import MemoryLimitError, Mesh, TfparError
 from tfpar.spec.arguments import integer
 
@@ -64,10 +64,10 @@ def run(options: argparse.Namespace) -> int:
         if cluster != "local":
             find_cluster(cluster)  # an unknown one is refused, whatever the others are
     with quiet_tensorflow():
-        from tfpar.cli.plan import check_machines, settings_asked, traced
+        from tfpar.cli.plan import check_machines, read_settings, trace_step
         from tfpar.report.estimate import estimate
-        from tfpar.traced import told_of_searches
-    settings = settings_asked(options)
+        from tfpar.traced import make_search_reporter
+    settings = read_settings(options)
     impossible: dict[tuple[Mesh, str], TfparError] = {}
     for mesh, cluster in pairs:
         try:
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
         except TfparError as error:
             impossible[mesh, cluster] = error
     _raise_if_all(impossible, pairs)
-    with traced(options, meshes, settings) as model, told_of_searches(settings) as report:
+    with trace_step(options, meshes, settings) as model, make_search_reporter(settings) as report:
         if len(pairs) == 1 and not options.json:
             try:
                 print(estimate(model.plan(*pairs[0], report)))

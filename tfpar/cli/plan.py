@@ -14,19 +14,19 @@ from tfpar.cli.model import Made
 from tfpar.cli.pipeline import pipeline_of
 from tfpar.cli.problem import parse_mesh
 from tfpar.cli.script import scripts
-from tfpar.cluster.named import find_cluster
+from tfpar.cluster.lookup import find_cluster
 from tfpar.constraints import Constraint
 from tfpar.hints import read_hints
 from tfpar.keras import adapter
 from tfpar.options import PlanKeywords, settings_of
 from tfpar.plans import Offload, Plan
-from tfpar.report.data.build import report_of
-from tfpar.report.estimates import what_if
+from tfpar.report.data.build import build_report
+from tfpar.report.what_if import what_if
 from tfpar.search.so_far import SearchInterrupted
 from tfpar.session import Session
 from tfpar.settings import Settings
 from tfpar.spec import Mesh, PlanError, TfparError
-from tfpar.traced import TracedModel, machines_of, told_of_searches
+from tfpar.traced import TracedModel, make_search_reporter, resolve_cluster
 from tfpar.writable import check_writable
 
 FOUND, INTERRUPTED = 0, 1
@@ -93,28 +93,28 @@ def _plan_of(options: argparse.Namespace, elsewhere: Sequence[tuple[Mesh, str]])
     Raises:
         TfparError: anything that is wrong; if no plan fits, a MemoryLimitError.
     """
-    mesh, settings = parse_mesh(options.mesh), settings_asked(options)
+    mesh, settings = parse_mesh(options.mesh), read_settings(options)
     check_machines(mesh, options.cluster, settings)
     meshes = [mesh, *(mesh for mesh, _ in elsewhere)]
-    with traced(options, meshes, settings) as model, told_of_searches(settings) as report:
+    with trace_step(options, meshes, settings) as model, make_search_reporter(settings) as report:
         plan = model.plan(mesh, options.cluster, report)
         if not elsewhere:
             return plan
         found = estimates_of(model, elsewhere, {}, report)
         told = [what_if(mesh, one) for (mesh, _), one in zip(elsewhere, found, strict=True)]
-        data = report_of(plan, plan.partitioned).elsewhere(told)
+        data = build_report(plan, plan.partitioned).elsewhere(told)
         return plan.with_report(data.to_builtins())
 
 
-def settings_asked(options: argparse.Namespace) -> Settings:
+def read_settings(options: argparse.Namespace) -> Settings:
     """What the arguments of `problem.add_search` ask for, beside mesh and cluster.
 
     Raises:
         TfparError: names what is wrong.
     """
     check_batch_size(options)
-    constraints = constraints_asked(options)
-    return settings_of(None, constraints, None, keywords_asked(options), PlanKeywords)
+    constraints = read_constraints(options)
+    return settings_of(None, constraints, None, read_keywords(options), PlanKeywords)
 
 
 def check_batch_size(options: argparse.Namespace) -> None:
@@ -123,12 +123,12 @@ def check_batch_size(options: argparse.Namespace) -> None:
         raise TfparError(f"--batch-size is {options.batch_size}; a batch has at least 1 sample.")
 
 
-def constraints_asked(options: argparse.Namespace) -> tuple[Constraint, ...]:
+def read_constraints(options: argparse.Namespace) -> tuple[Constraint, ...]:
     """Those of the file that `--constraints` names."""
     return () if options.constraints is None else read_hints(options.constraints)
 
 
-def keywords_asked(options: argparse.Namespace) -> dict[str, Any]:
+def read_keywords(options: argparse.Namespace) -> dict[str, Any]:
     """The same as keywords of `tap.plan`."""
     return {
         "planner": options.planner,
@@ -148,13 +148,13 @@ def check_machines(mesh: Mesh, cluster: str | None, settings: Settings) -> None:
     Raises:
         TfparError: names the mesh, and what it does not suit.
     """
-    machines_of(mesh, cluster, settings)
+    resolve_cluster(mesh, cluster, settings)
     if settings.given_pipeline is not None:
         mesh.divided(settings.given_pipeline.order.num_actors)
 
 
 @contextlib.contextmanager
-def traced(
+def trace_step(
     options: argparse.Namespace, meshes: Sequence[Mesh], settings: Settings
 ) -> Iterator[TracedModel]:
     """The step of the script's model, traced to be planned on any of `meshes`."""

@@ -9,7 +9,7 @@ from tfpar import launch
 from tfpar.launch import environment as names
 from tfpar.launch.options import BACKENDS, RunOptions
 from tfpar.spec.errors import TfparError
-from tfpar.timeline.asked import DEFAULT_STEPS, Asked
+from tfpar.timeline.request import DEFAULT_STEPS, TimelineRequest
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -187,7 +187,7 @@ def _timeline(given: argparse.Namespace) -> dict[str, str]:
             raise TfparError("--timeline-steps says of no --timeline-filename where they go.")
         return {}
     here = given.hosts is None and given.hostfile is None  # else the first rank has the folder
-    asked = Asked.of(path, steps, writes=here)
+    asked = TimelineRequest.of(path, steps, writes=here)
     return {names.TIMELINE: asked.path, names.TIMELINE_STEPS: f"{asked.first}-{asked.last}"}
 
 

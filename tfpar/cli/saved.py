@@ -84,12 +84,12 @@ def _show(options: argparse.Namespace) -> int:
 
 def _explain(options: argparse.Namespace) -> int:
     from tfpar.plans import Plan
-    from tfpar.report.data.build import report_of
-    from tfpar.report.explain import explain, explained
+    from tfpar.report.data.build import build_report
+    from tfpar.report.explain import explain, explain_as_data
 
-    report = report_of(Plan.load(options.plan))
+    report = build_report(Plan.load(options.plan))
     if options.json:
-        print(json.dumps([explained(report, name) for name in options.names]))
+        print(json.dumps([explain_as_data(report, name) for name in options.names]))
     else:
         print("\n".join(explain(report, name) for name in options.names))
     return 0

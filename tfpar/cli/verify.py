@@ -51,14 +51,14 @@ def run(options: argparse.Namespace) -> int:
 
         from tfpar.api import auto_parallel
         from tfpar.cli.model import Made
-        from tfpar.cli.plan import check_batch_size, constraints_asked, keywords_asked
+        from tfpar.cli.plan import check_batch_size, read_constraints, read_keywords
         from tfpar.cli.script import scripts
         from tfpar.distributed.world import this_world
         from tfpar.verification import verify
     check_batch_size(options)
-    asked = keywords_asked(options) | {"cluster": options.cluster, "plan": options.plan}
+    asked = read_keywords(options) | {"cluster": options.cluster, "plan": options.plan}
     with scripts() as load:
-        with auto_parallel(mesh, constraints_asked(options), verbose=0, **asked):
+        with auto_parallel(mesh, read_constraints(options), verbose=0, **asked):
             made = Made.of(options, load, contextlib.nullcontext())
         x, y, weight = keras.utils.unpack_x_y_sample_weight(_values(made))
         with made.traced():

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from tfpar.spec import MOST_RANKS, Mesh, TfparError
 from tfpar.spec.arguments import (
+    argument_error,
+    check_choice,
+    check_list,
     finite,
     flag,
     integer,
-    listed,
     number,
-    one_of,
     optional,
-    refused,
     text,
 )
 from tfpar.spec.names import COLLECTIVES, ITEMSIZES
@@ -59,9 +59,9 @@ def parts(kind: type, at_least: int = 0) -> Reader:
     what = f"a list of {'one or more ' if at_least else ''}tap.{kind.__name__}"
 
     def read(name: str, value: Any) -> tuple[Any, ...]:
-        found = listed(name, value, what)
+        found = check_list(name, value, what)
         if len(found) < at_least or not all(isinstance(one, kind) for one in found):
-            raise refused(name, value, what)
+            raise argument_error(name, value, what)
         return found
 
     return read
@@ -72,7 +72,7 @@ def part(kind: type) -> Reader:
 
     def read(name: str, value: Any) -> Any:
         if not isinstance(value, kind):
-            raise refused(name, value, f"a tap.{kind.__name__}")
+            raise argument_error(name, value, f"a tap.{kind.__name__}")
         return value
 
     return read
@@ -85,56 +85,58 @@ def _rate(name: str, value: Any) -> float:
 def _count(name: str, value: Any) -> int:
     found = integer(name, value, 1)
     if found > MOST_RANKS:
-        raise refused(name, value, f"a whole number, 1 to {MOST_RANKS}")
+        raise argument_error(name, value, f"a whole number, 1 to {MOST_RANKS}")
     return found
 
 
 def _name(name: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise refused(name, value, "a string")
+        raise argument_error(name, value, "a string")
     return value
 
 
 def _rates(name: str, value: Any) -> dict[str, float]:
     expected = "FLOP/s by dtype, of 'float32' at least"
     if not isinstance(value, Mapping) or "float32" not in value:
-        raise refused(name, value, expected)
+        raise argument_error(name, value, expected)
     for dtype in value:
         if not isinstance(dtype, str) or dtype not in ITEMSIZES:
             near = difflib.get_close_matches(str(dtype), ITEMSIZES, n=3) or ITEMSIZES
-            raise refused(f"{name}'s dtype", dtype, f"one such as {', '.join(map(repr, near))}")
+            raise argument_error(
+                f"{name}'s dtype", dtype, f"one such as {', '.join(map(repr, near))}"
+            )
     return {dtype: _rate(f"{name}.{dtype}", rate) for dtype, rate in value.items()}
 
 
 def _rates_of_ops(name: str, value: Any) -> dict[str, float]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise refused(name, value, "entries a second by op type")
+        raise argument_error(name, value, "entries a second by op type")
     return {op_type: _rate(f"{name}.{op_type}", rate) for op_type, rate in value.items()}
 
 
 def _sizes(name: str, value: Any) -> tuple[int, ...]:
-    return tuple(_count(name, size) for size in listed(name, value, "a list of sizes"))
+    return tuple(_count(name, size) for size in check_list(name, value, "a list of sizes"))
 
 
 def _part_of_one(name: str, value: Any) -> float:
     expected = "from 0 (a device waits for its communication) to 1 (it computes on)"
     found = number(name, value, expected=expected)
     if not 0 <= found <= 1:
-        raise refused(name, value, expected)
+        raise argument_error(name, value, expected)
     return found
 
 
 def _algorithms(name: str, value: Any) -> tuple[str, ...]:
     expected = f"some of {', '.join(map(repr, ALGORITHMS))}"
-    found = listed(name, value, expected)
+    found = check_list(name, value, expected)
     if not found or not all(isinstance(one, str) and one in ALGORITHMS for one in found):
-        raise refused(name, value, expected)
+        raise argument_error(name, value, expected)
     return found
 
 
 def ranks(name: str, value: Any) -> tuple[int, ...]:
     """Make a reader of ranks."""
-    return tuple(integer(name, rank, 0) for rank in listed(name, value, "a list of ranks"))
+    return tuple(integer(name, rank, 0) for rank in check_list(name, value, "a list of ranks"))
 
 
 _MAYBE_RATE = functools.partial(optional, _rate)
@@ -156,7 +158,7 @@ LEVEL: Mapping[str, Reader] = {
     "count": _count,
     "bandwidth": _rate,
     "latency_s": finite,
-    "topology": lambda name, value: one_of(name, value, TOPOLOGIES),
+    "topology": lambda name, value: check_choice(name, value, TOPOLOGIES),
     "p2p": _MAYBE_RATE,
     "name": _name,
 }
@@ -166,7 +168,7 @@ NODE: Mapping[str, Reader] = {
     "host_memory_bytes": functools.partial(optional, functools.partial(number, above=0)),
 }
 MEASURED: Mapping[str, Reader] = {
-    "kind": lambda name, value: one_of(name, value, (*COLLECTIVES, TRANSFER)),
+    "kind": lambda name, value: check_choice(name, value, (*COLLECTIVES, TRANSFER)),
     "mesh": _sizes,
     "axis": lambda name, value: integer(name, value, 0),
     "startup_s": finite,

@@ -16,7 +16,7 @@ from typing import Any
 
 from tfpar.cluster import check
 from tfpar.spec import Mesh, TfparError
-from tfpar.spec.arguments import integer, refused
+from tfpar.spec.arguments import argument_error, integer
 
 HOST_BANDWIDTH = 12e9
 """Bytes/s each way between a device and its host, where nothing is said: PCIe 3.0 with 16 lanes.
@@ -47,7 +47,7 @@ class Device:
         ramp_s: the most seconds that an op other than a matrix product or convolution loses until
             all of the device works on it: one of fewer seconds takes twice as long.
         entries_per_s: by op type, the entries a second of ops that are slower than arithmetic and
-            memory let expect: of what `cost.work.entries` counts.
+            memory let expect: of what `cost.op_compute.entries` counts.
     """
 
     flops: Mapping[str, float]
@@ -170,7 +170,7 @@ class Node:
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
+class MeasuredCollective:
     """Measured time of a collective on the groups of ranks along a mesh axis.
 
     Of kind `check.TRANSFER` it is no collective: each rank sends a tensor to the next of its group.
@@ -223,7 +223,7 @@ class Cluster:
     levels: tuple[Level, ...] = ()
     overlap: float = 1.0
     algorithms: tuple[str, ...] = ("ring", "tree", "halving")
-    measured: tuple[Measured, ...] = ()
+    measured: tuple[MeasuredCollective, ...] = ()
     step_s: float = 0.0
     one_memory: bool = False
     ranks: tuple[int, ...] | None = None
@@ -235,7 +235,7 @@ class Cluster:
             {
                 "nodes": check.parts(Node, 1),
                 "levels": check.parts(Level),
-                "measured": check.parts(Measured),
+                "measured": check.parts(MeasuredCollective),
             },
         )
         check.check_cluster(self)
@@ -267,7 +267,9 @@ class Cluster:
         levels = check.parts(Level)("levels", levels)
         at = len(levels) - integer("node_levels", node_levels, 0)
         if at < 0:
-            raise refused("node_levels", node_levels, f"{len(levels)} at most, as many as levels")
+            raise argument_error(
+                "node_levels", node_levels, f"{len(levels)} at most, as many as levels"
+            )
         count = math.prod(level.count for level in levels[:at])
         node = Node(device, tuple(levels[at:]), count)
         return cls(name, (node,), tuple(levels[:at]), **fields)

@@ -34,7 +34,7 @@ import msgspec
 import tomlkit
 
 from tfpar.cluster import units
-from tfpar.cluster.description import Cluster, Device, Level, Measured, Node
+from tfpar.cluster.description import Cluster, Device, Level, MeasuredCollective, Node
 from tfpar.readable import FieldError, UnreadableError, convert, parse_json, parse_toml, read_text
 from tfpar.spec import ArgumentError, TfparError
 from tfpar.writable import write_whole
@@ -128,7 +128,7 @@ class _NodeTable(_Table, frozen=True, kw_only=True):
 
 
 class _MeasuredTable(_Table, frozen=True, kw_only=True):
-    becomes = Measured
+    becomes = MeasuredCollective
     kind: str
     axis: int
     startup_s: _Seconds

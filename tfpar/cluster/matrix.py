@@ -8,12 +8,12 @@ import math
 import numpy as np
 
 from tfpar.cluster.description import Cluster, Level
-from tfpar.cluster.network import link_of, measured
+from tfpar.cluster.network import find_measurement, link_of
 from tfpar.spec import Mesh
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Layer:
+class LinkTier:
     """Layer of the matrix: members of a level, seen from one of the places it joins.
 
     Attributes:
@@ -26,10 +26,10 @@ class Layer:
     group: float
 
 
-def hierarchical_matrix(cluster: Cluster) -> list[Layer]:
+def hierarchical_matrix(cluster: Cluster) -> list[LinkTier]:
     """List the layers from outside in, of the first place at each depth (Fig. 7)."""
     levels = [*cluster.levels, *(cluster.nodes[0].levels)]
-    return [Layer(level, _p2p(level), level.bandwidth) for level in levels]
+    return [LinkTier(level, _p2p(level), level.bandwidth) for level in levels]
 
 
 def _p2p(level: Level) -> np.ndarray:
@@ -61,7 +61,7 @@ def reduce_bandwidths(cluster: Cluster, d1: int, d2: int) -> tuple[float, float]
     for axis, (size, bandwidth) in enumerate(
         zip((d1, d2), link_bandwidths(cluster, d1, d2), strict=True)
     ):
-        known = measured(cluster, "all_reduce", Mesh(("d1", "d2"), (d1, d2)), (axis,))
+        known = find_measurement(cluster, "all_reduce", Mesh(("d1", "d2"), (d1, d2)), (axis,))
         if known is not None:
             found.append(known.bandwidth)
         else:

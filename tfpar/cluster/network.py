@@ -16,7 +16,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tfpar.cluster.check import TRANSFER
-from tfpar.cluster.description import Cluster, Level, Measured, Node
+from tfpar.cluster.description import Cluster, Level, MeasuredCollective, Node
 from tfpar.spec import Mesh
 
 Groups = Sequence[Sequence[int]]
@@ -162,7 +162,7 @@ def transfer_start(cluster: Cluster, sender: int, receiver: int) -> float | None
     return min(found)[1] if found else None
 
 
-class Shared(NamedTuple):
+class LinkSharing(NamedTuple):
     """Link that transfers share which cross it at the same time.
 
     Attributes:
@@ -175,14 +175,16 @@ class Shared(NamedTuple):
 
 
 @functools.lru_cache(maxsize=65536)
-def path_between(cluster: Cluster, sender: int, receiver: int) -> tuple[tuple[Shared, ...], float]:
+def path_between(
+    cluster: Cluster, sender: int, receiver: int
+) -> tuple[tuple[LinkSharing, ...], float]:
     """Find the links that a transfer from rank to rank crosses, and the seconds that it takes to
     start.
 
     As `transfer_link` counts them: the link of the member that it leaves, that of the member that
     it enters, each for one direction, and what joins the two; of a bus, that.
     """
-    found: list[Shared] = []
+    found: list[LinkSharing] = []
     latency_s = 0.0
     one, other = cluster.places((sender, receiver))
     for at, depth in enumerate(_depths(cluster)):
@@ -192,11 +194,11 @@ def path_between(cluster: Cluster, sender: int, receiver: int) -> tuple[tuple[Sh
         place = leaves[0]
         level = depth.levels[place]
         if level.topology == "bus":
-            found.append(Shared(("bus", at, place), level.bandwidth))
+            found.append(LinkSharing(("bus", at, place), level.bandwidth))
         else:
-            found.append(Shared(("from", at, *leaves), depth.uplinks[leaves]))
-            found.append(Shared(("to", at, *enters), depth.uplinks[enters]))
-        found.append(Shared(("between", at, *leaves, *enters), level.pair_bandwidth))
+            found.append(LinkSharing(("from", at, *leaves), depth.uplinks[leaves]))
+            found.append(LinkSharing(("to", at, *enters), depth.uplinks[enters]))
+        found.append(LinkSharing(("between", at, *leaves, *enters), level.pair_bandwidth))
         latency_s = max(latency_s, level.latency_s)
     start_s = transfer_start(cluster, one, other) if one != other else None
     return tuple(found), latency_s if start_s is None else start_s
@@ -331,7 +333,9 @@ def _crossed(depth: _Depth, group: Sequence[int]) -> dict[int, dict[tuple[int, i
 
 
 @functools.lru_cache(maxsize=8192)
-def measured(cluster: Cluster, kind: str, mesh: Mesh, axes: tuple[int, ...]) -> Measured | None:
+def find_measurement(
+    cluster: Cluster, kind: str, mesh: Mesh, axes: tuple[int, ...]
+) -> MeasuredCollective | None:
     """Look up what calibration found for a collective on the very groups along mesh axes `axes`; or
     for groups of which they are some, if these were measured on links of their own."""
     groups = groups_of(cluster, mesh, axes)
@@ -340,7 +344,7 @@ def measured(cluster: Cluster, kind: str, mesh: Mesh, axes: tuple[int, ...]) -> 
         if not entry.group and Mesh.of(entry.mesh).groups((entry.axis,)) == groups:
             return entry
     whole = dataclasses.replace(cluster, ranks=None)
-    known: dict[tuple[int, ...], Measured] = {}
+    known: dict[tuple[int, ...], MeasuredCollective] = {}
     for entry in entries:
         beside = Mesh.of(entry.mesh).groups((entry.axis,))
         if _apart(whole, beside):

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tfpar.compile.passes import Observer, unobserved
+from tfpar.compile.passes import Observer, ignore_pass
 
 DUMP = "TFPAR_DUMP"
 """The environment variable that names the folder for dumps; without it nothing is written."""
@@ -41,7 +41,7 @@ def dump_of(
     """
     top = environment.get(DUMP)
     if not top:
-        return unobserved
+        return ignore_pass
     within = Path(top).expanduser()
     if rank is not None:
         within /= f"rank-{rank}"

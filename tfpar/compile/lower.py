@@ -7,26 +7,31 @@ import functools
 from collections.abc import Collection, Sequence
 
 from tfpar.compile.effect_order import check_marks, check_programs, races
-from tfpar.compile.passes import Observer, Pass, unobserved
+from tfpar.compile.passes import Observer, Pass, ignore_pass
 from tfpar.compile.simplify import prepare_step
 from tfpar.ir.graph import Tensor
-from tfpar.ir.roles import Roles, widened
+from tfpar.ir.roles import Roles, find_widened_tensors
 from tfpar.ir.step import StepGraph
 from tfpar.pipeline.statistics import BatchStatisticsOf
 from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned import Anchors, PartitionedGraph
-from tfpar.propagation.prepared import PreparedGraph
-from tfpar.rewrite.chunks import build_chunked_program, cut_in_parts
-from tfpar.rewrite.differing import differing_axes
+from tfpar.propagation.partitioned_graph import Anchors, PartitionedGraph
+from tfpar.propagation.prepared_graph import PreparedGraph
+from tfpar.rewrite.chunks import build_chunked_program, split_batch
 from tfpar.rewrite.early_collectives import start_collectives_early
-from tfpar.rewrite.kinds import build_uneven_program
 from tfpar.rewrite.local_graph import LocalProgram, build_local_program
 from tfpar.rewrite.microbatches import build_microbatched_program
 from tfpar.rewrite.packing import DEFAULT_BUCKET_BYTES, pack_collectives
 from tfpar.rewrite.programs import ProgramSet
-from tfpar.rewrite.stages import StagedStep, send_in_slices, split_stages, write_in_stages
+from tfpar.rewrite.rank_dependence import find_rank_dependent_axes
+from tfpar.rewrite.stage_split import (
+    PipelineLowering,
+    send_in_slices,
+    split_stages,
+    write_in_stages,
+)
+from tfpar.rewrite.uneven_program import build_uneven_program
 from tfpar.rewrite.xla_regions import Compiles, compile_regions
-from tfpar.spec import Mesh, UnevenMesh, replicated
+from tfpar.spec import Mesh, UnevenMesh, replicated_spec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +47,7 @@ class CompileOptions:
         microbatches: how many pieces it computes that part in whose activations are not kept at
             the same time; their gradients are added up.
         statistics: where normalisations take those of a batch in microbatches; see
-            `pipeline.Pipeline`.
+            `pipeline.PipelineSummary`.
         stages: how the step runs in stages, if there are several.
         compression: the dtype in which gradients travel; None: their own.
         early_collectives: what could run before a collective that is waited for runs behind it
@@ -60,7 +65,7 @@ class CompileOptions:
     chunks: int = 1
     microbatches: int = 1
     statistics: BatchStatisticsOf = "exact"
-    stages: StagedStep | None = None
+    stages: PipelineLowering | None = None
     compression: str | None = None
     early_collectives: bool = True
     bucket_bytes: int = DEFAULT_BUCKET_BYTES
@@ -88,7 +93,7 @@ def compile_step(
     step: StepGraph,
     options: CompileOptions,
     prepared: PreparedGraph | None = None,
-    observe: Observer = unobserved,
+    observe: Observer = ignore_pass,
 ) -> CompiledStep:
     """Propagate the anchors and write the program.
 
@@ -122,7 +127,7 @@ def compile_step(
     check_marks(programs, partitioned.graph, allowed)
     if options.xla is not None:
         for program in programs.programs.values():
-            differing = differing_axes(program) if options.one_memory else {}
+            differing = find_rank_dependent_axes(program) if options.one_memory else {}
             for graph in program.graphs():
                 compile_regions(graph, options.xla, program.shapes, differing)
         observe("XLA's regions", lambda: str(programs))
@@ -135,7 +140,7 @@ def _in_parts(partitioned: PartitionedGraph, options: CompileOptions) -> Partiti
     parts = options.microbatches if options.microbatches > 1 else options.chunks
     if parts == 1 or (options.microbatches == 1 and options.mesh.size == 1):
         return partitioned
-    return cut_in_parts(partitioned, options.anchors, options.batched, parts)
+    return split_batch(partitioned, options.anchors, options.batched, parts)
 
 
 def _written(step: StepGraph, options: CompileOptions, laid: PartitionedGraph) -> LocalProgram:
@@ -158,12 +163,12 @@ def _partitioned(
     step: StepGraph, options: CompileOptions, prepared: PreparedGraph
 ) -> PartitionedGraph:
     """Every tensor's spec, and the dtype in which it travels."""
-    whole = replicated(options.mesh.num_axes)
+    whole = replicated_spec(options.mesh.num_axes)
     anchors = dataclasses.replace(options.anchors, outputs=[whole] * len(step.graph.outputs))
     partitioned = propagate(prepared, options.mesh, anchors)
     partitioned.jit_compile = options.xla is not None
     if options.compression is None:
-        partitioned.wire_dtypes = widened(step.graph)
+        partitioned.wire_dtypes = find_widened_tensors(step.graph)
     else:
         roles = Roles.of(step.graph, step.gradient_tensors, compression=options.compression)
         partitioned.wire_dtypes = roles.wire_dtypes

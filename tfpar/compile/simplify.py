@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterator, Sequence
 
 from tfpar.compile.effect_order import check_races, races
-from tfpar.compile.passes import Observer, Pass, unobserved
+from tfpar.compile.passes import Observer, Pass, ignore_pass
 from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Graph
 from tfpar.ir.passes.block_sums import split_block_sums
@@ -19,10 +19,10 @@ from tfpar.ir.passes.split_bundles import split_bundles
 from tfpar.ir.passes.trim import trim
 from tfpar.ir.step import StepGraph
 from tfpar.ir.text import format_step
-from tfpar.plans.offload import Offloaded
-from tfpar.propagation.prepared import PreparedGraph, prepare
+from tfpar.plans.offload import OffloadPlan
+from tfpar.propagation.prepared_graph import PreparedGraph, prepare
 from tfpar.search.offload import slots_of, with_activations_offloaded, with_slots_offloaded
-from tfpar.search.recompute import recomputed
+from tfpar.search.recompute import recompute_blocks
 
 
 @contextlib.contextmanager
@@ -66,7 +66,7 @@ would put in the place of some in one of the two graphs would not be in the othe
 """
 
 
-def simplify_step(step: StepGraph, observe: Observer = unobserved) -> None:
+def simplify_step(step: StepGraph, observe: Observer = ignore_pass) -> None:
     """Run the `SIMPLIFICATIONS` on a captured step, in place."""
     text = functools.partial(format_step, step)
     observe("captured", text)
@@ -82,7 +82,7 @@ def prepare_step(step: StepGraph) -> PreparedGraph:
     return prepare(step.graph)
 
 
-def recompute_step(step: StepGraph, blocks: Sequence[str], observe: Observer = unobserved) -> None:
+def recompute_step(step: StepGraph, blocks: Sequence[str], observe: Observer = ignore_pass) -> None:
     """Have a simplified step compute these blocks again in the backward pass, in place.
 
     Raises:
@@ -90,11 +90,11 @@ def recompute_step(step: StepGraph, blocks: Sequence[str], observe: Observer = u
     """
     if blocks:
         with _in_order("Recomputing", step):
-            step.rewrite(lambda graph: recomputed(graph, blocks, step.gradients))
+            step.rewrite(lambda graph: recompute_blocks(graph, blocks, step.gradients))
         observe("recompute", functools.partial(format_step, step))
 
 
-def offload_step(step: StepGraph, names: Offloaded, observe: Observer = unobserved) -> None:
+def offload_step(step: StepGraph, names: OffloadPlan, observe: Observer = ignore_pass) -> None:
     """Have what is named of a simplified step lie in host memory, in place.
 
     Raises:

@@ -12,7 +12,7 @@ replicate it. A variable that no constraint matches is left to propagation.
 
 from tfpar.constraints.activations import resolve_outputs
 from tfpar.constraints.axes import batch_axes, check_axes
-from tfpar.constraints.kinds import (
+from tfpar.constraints.constraint_types import (
     Constraint,
     PutInStage,
     batch,
@@ -23,7 +23,7 @@ from tfpar.constraints.kinds import (
     shard_output,
     stage,
 )
-from tfpar.constraints.laid import laid_by_layers
+from tfpar.constraints.layer_specs import collect_layer_specs
 from tfpar.constraints.stages import resolve_stages
 from tfpar.constraints.variables import Resolution, resolve, resolve_variables
 
@@ -36,7 +36,7 @@ __all__ = [
     "check_axes",
     "constraints_of",
     "from_layout_map",
-    "laid_by_layers",
+    "collect_layer_specs",
     "replicate",
     "resolve",
     "resolve_outputs",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfpar.constraints.kinds import Constraint, SplitBatch
+from tfpar.constraints.constraint_types import Constraint, SplitBatch
 from tfpar.spec import Mesh, SpecError
 
 BATCH_AXIS_NAMES = frozenset({"data", "batch"})

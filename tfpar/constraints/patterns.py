@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Sequence
 
-from tfpar.constraints.kinds import Constraint
+from tfpar.constraints.constraint_types import Constraint
 
 _CALL_COUNT = re.compile(r"_\d+(?=/|$)")
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from tfpar.constraints.activations import scopes_of
-from tfpar.constraints.kinds import Constraint, PutInStage
+from tfpar.constraints.constraint_types import Constraint, PutInStage
 from tfpar.constraints.patterns import compile_pattern, matches_nothing, without_call_counts
 from tfpar.ir.graph import Graph, Op
 from tfpar.spec import SpecError

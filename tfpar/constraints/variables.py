@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfpar.constraints.axes import check_axes
-from tfpar.constraints.kinds import Constraint, LayoutVariable, VariableConstraint
+from tfpar.constraints.constraint_types import Constraint, LayoutVariable, VariableConstraint
 from tfpar.constraints.patterns import compile_pattern, matches_nothing
-from tfpar.ir.names import known_as, pair
+from tfpar.ir.names import pair, user_names
 from tfpar.spec import Mesh, Placement, Replicate, Spec, SpecError, format_spec, local_shape
 
 logger = logging.getLogger("tfpar")
@@ -60,7 +60,7 @@ def resolve_variables(
     """
     check_axes(constraints, mesh)
     places = {n: (places or {}).get(n, "") for n, _ in variables}
-    called = {n: known_as(n, place) for n, place in places.items()}
+    called = {n: user_names(n, place) for n, place in places.items()}
     matches: dict[str, list[VariableConstraint]] = {}
     unmatched: list[VariableConstraint] = []
     on_variables = [c for c in constraints if isinstance(c, VariableConstraint)]

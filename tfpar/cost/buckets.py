@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tfpar.cluster.description import Cluster
 from tfpar.cost.collectives import collective_seconds
-from tfpar.cost.terms import Packed, Terms
+from tfpar.cost.terms import PackedCollectives, Terms
 from tfpar.ir.roles import When
 from tfpar.spec import Mesh
 
@@ -66,7 +66,7 @@ def best_buckets(terms: Terms, hideable_s: float, mesh: Mesh, cluster: Cluster) 
 
 
 def in_buckets_of(
-    bucket: float, packed: Packed, mesh: Mesh, cluster: Cluster
+    bucket: float, packed: PackedCollectives, mesh: Mesh, cluster: Cluster
 ) -> tuple[float, float]:
     """Price packed collectives in buckets of `bucket` bytes: (seconds, seconds of the largest)."""
     kind, axes, num_bytes = packed

@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 
 from tfpar.cluster.description import Cluster
-from tfpar.cluster.network import Hop, link_of, measured, ring_links, route, transfer_link
+from tfpar.cluster.network import Hop, find_measurement, link_of, ring_links, route, transfer_link
 from tfpar.spec import Mesh
 
 # How often the payload is passed on.
@@ -59,7 +59,7 @@ def seconds_per_byte(kind: str, axes: tuple[int, ...], mesh: Mesh, cluster: Clus
 @functools.lru_cache(maxsize=65536)
 def lines(kind: str, axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> tuple[Line, ...]:
     """Give the cost line of each algorithm that the cluster's library has for the collective."""
-    known = measured(cluster, kind, mesh, axes)
+    known = find_measurement(cluster, kind, mesh, axes)
     if known is not None:
         return ((known.startup_s, 1.0 / known.bandwidth),)
     if kind == "all_to_all":

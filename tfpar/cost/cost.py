@@ -33,7 +33,7 @@ class Cost:
         host_slot_bytes, host_activation_bytes: what a rank has in the memory of its host: slots and
             other state; what it keeps there for the backward pass.
         transfer_s: how long a rank waits for what other stages send, where that is known apart
-            from `bubble_s` (`cost.idle`).
+            from `bubble_s` (`cost.idle_breakdown`).
         bubble_s: how long a rank waits for other stages; of several stages, times are those of a
             rank that works most, and bytes of one that stores most.
         collectives: how many a rank takes part in, packed ones counted as one.

@@ -1,6 +1,6 @@
 """Critical path of a pipeline's tasks and transfers: a lower bound of a simulated step.
 
-As `cost.pipeline` has it, but without events: every transfer has its links to itself, so each task
+As `cost.simulator` has it, but without events: every transfer has its links to itself, so each task
 begins as soon as those before it have ended. No step is simulated as faster, and where transfers
 share no links it takes exactly that. It is found in one pass over the tasks, ten times as quickly.
 
@@ -14,7 +14,7 @@ import math
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from tfpar.cost.stages import Network, Route, StageCost
+from tfpar.cost.pipeline_model import StageNetwork, StageProfile, StageRoute
 from tfpar.pipeline.generators import generate
 from tfpar.pipeline.stage_graph import StageLink
 
@@ -38,9 +38,9 @@ class Shape(NamedTuple):
 
 def least_seconds(
     shape: Shape,
-    costs: Sequence[StageCost],
+    costs: Sequence[StageProfile],
     links: Sequence[StageLink] = (),
-    network: Network | None = None,
+    network: StageNetwork | None = None,
 ) -> float:
     """Bound a step from below: no simulation of it takes fewer seconds.
 
@@ -73,7 +73,7 @@ def least_seconds(
 
 
 def _with_reductions(
-    shape: Shape, costs: Sequence[StageCost], free: Sequence[float], last: Sequence[float]
+    shape: Shape, costs: Sequence[StageProfile], free: Sequence[float], last: Sequence[float]
 ) -> float:
     """The end of all sums of gradients, those of an actor one after the other.
 
@@ -90,7 +90,7 @@ def _with_reductions(
     return max(ends)
 
 
-def _alone(network: Network, source: int, target: int, num_bytes: float) -> float:
+def _alone(network: StageNetwork, source: int, target: int, num_bytes: float) -> float:
     """Of a transfer whose routes share links with each other, and with nothing else."""
     routes = network.routes[source, target]
     load: dict[Hashable, float] = {}
@@ -102,7 +102,7 @@ def _alone(network: Network, source: int, target: int, num_bytes: float) -> floa
     return max(max(starts), min(starts) + flowing)
 
 
-def _busiest(network: Network, links: Sequence[StageLink]) -> float:
+def _busiest(network: StageNetwork, links: Sequence[StageLink]) -> float:
     """Seconds that any link carries of one microbatch."""
     load: dict[Hashable, float] = {}
     for link in links:
@@ -116,7 +116,7 @@ def _busiest(network: Network, links: Sequence[StageLink]) -> float:
     return max((num / network.bandwidth[name] for name, num in load.items()), default=0.0)
 
 
-def _limiting(network: Network, route: Route) -> list[Hashable]:
+def _limiting(network: StageNetwork, route: StageRoute) -> list[Hashable]:
     return [link for link in route.links if network.bandwidth[link] < math.inf]
 
 

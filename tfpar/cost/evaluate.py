@@ -11,11 +11,11 @@ from collections.abc import Container
 from tfpar.cluster.description import Cluster
 from tfpar.cost.cost import Cost
 from tfpar.cost.memory import live_peak
-from tfpar.cost.pricer import Pricer, Stored
+from tfpar.cost.pricer import Pricer, VariableBytes
 from tfpar.cost.terms import Terms
 from tfpar.ir.graph import Op
 from tfpar.ir.roles import Roles
-from tfpar.propagation.partitioned import PartitionedGraph
+from tfpar.propagation.partitioned_graph import PartitionedGraph
 
 
 def evaluate(
@@ -55,7 +55,7 @@ def terms_of(
     for reshard in partitioned.reshards:
         if part is None or reshard.tensor.op in part:
             pricer.add_reshard(terms, reshard)
-    total = Stored()
+    total = VariableBytes()
     for variable, spec in partitioned.variable_specs.items():
         if part is None or variable.handle.op in part:
             slots = partitioned.slots_spec(variable)

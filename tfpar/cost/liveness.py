@@ -24,8 +24,17 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tfpar.ir.graph import Op, Tensor
-from tfpar.ir.traits import CONSTANTS, GIVES, ON_HOST, SIZES, VARIABLE_READS, VIEWS, given, given_at
-from tfpar.propagation.partitioned import PartitionedGraph
+from tfpar.ir.traits import (
+    CONSTANTS,
+    GIVES,
+    ON_HOST,
+    SIZES,
+    VARIABLE_READS,
+    VIEWS,
+    forwarded_input,
+    forwarded_input_index,
+)
+from tfpar.propagation.partitioned_graph import PartitionedGraph
 from tfpar.spec import Spec
 
 Buffer = tuple[Tensor, Spec]
@@ -88,7 +97,9 @@ class Buffers:
             return tensor, spec
         if tensor in self.partitioned.resolutions:
             return tensor, spec
-        return self._buffer(given(tensor), decision.strategy.in_specs[given_at(tensor)])
+        return self._buffer(
+            forwarded_input(tensor), decision.strategy.in_specs[forwarded_input_index(tensor)]
+        )
 
 
 class HighWaterMark(NamedTuple):

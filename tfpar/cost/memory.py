@@ -19,12 +19,12 @@ from tfpar.cost.update import temporaries
 from tfpar.ir.graph import Op, Tensor
 from tfpar.ir.roles import BACKWARD, FORWARD, UPDATE, Roles
 from tfpar.ir.traits import CONSTANTS, VARIABLE_READS, WHOLE_UPDATES
-from tfpar.propagation.partitioned import PartitionedGraph
+from tfpar.propagation.partitioned_graph import PartitionedGraph
 from tfpar.spec import Spec
 
 
 @dataclasses.dataclass(frozen=True)
-class Peak:
+class LivePeak:
     """Moment at which a rank stores the most tensors.
 
     Attributes:
@@ -59,7 +59,7 @@ def peak(
     passing: Mapping[Op, float] | None = None,
     show: int = 5,
     phase: Mapping[Op, int] | None = None,
-) -> Peak:
+) -> LivePeak:
     """Find the most that one rank stores of tensors at once.
 
     Args:
@@ -75,10 +75,10 @@ def peak(
     buffers = Buffers(partitioned)
     liveness = BufferLiveness(buffers, graph.ops, lambda buffer: buffer[0] in ends, times)
     most, op = liveness.find_peak(local_bytes, passing)
-    found = Peak(most)
+    found = LivePeak(most)
     if op is not None:
         largest = _largest(liveness.stored_at(op), local_bytes, show) if show else ()
-        found = Peak(most, op.name, largest)
+        found = LivePeak(most, op.name, largest)
     if phase is not None:
         of_variables = _of_variables(graph.ops)
         sizes_of: dict[bool, list[float]] = {False: [], True: []}
@@ -148,7 +148,7 @@ def live_peak(
     bucket_bytes: float,
     state_ratio: float | None = None,
     show: int = 5,
-) -> Peak:
+) -> LivePeak:
     """Find the most that a rank stores at once of what a step computes, communication included.
 
     Communication libraries keep a buffer into which they pack tensors: its size is added, unless

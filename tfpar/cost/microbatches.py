@@ -9,13 +9,13 @@ from tfpar.cost.cost import Cost
 from tfpar.cost.liveness import Buffer
 from tfpar.cost.memory import live_peak
 from tfpar.cost.overlap import part_seconds
-from tfpar.cost.parts import PartPricer
 from tfpar.cost.running_sums import adding_seconds
-from tfpar.cost.step_in_stages import StepInStages
+from tfpar.cost.sub_batch_pricing import SubBatchPricer
+from tfpar.cost.task_partition import TaskPartition
 from tfpar.ir.graph import Tensor, Variable
 from tfpar.ir.roles import FORWARD, Roles
 from tfpar.pipeline.statistics import EXACT, BatchStatistics
-from tfpar.propagation.partitioned import PartitionedGraph
+from tfpar.propagation.partitioned_graph import PartitionedGraph
 from tfpar.spec import Mesh, Spec
 
 
@@ -40,7 +40,7 @@ def microbatched_cost(
         statistics: of the batch, those that each microbatch has of its own.
     """
     compute, waiting = part_seconds(cost, laid, mesh, cluster, roles, statistics)
-    step = StepInStages(laid, roles, dict.fromkeys(laid.graph.ops, 0), 1, statistics=statistics)
+    step = TaskPartition(laid, roles, dict.fromkeys(laid.graph.ops, 0), 1, statistics=statistics)
     pricer = _WithJoins(step, cluster)
     moved = [c for c in laid.communications(roles.wire_dtypes) if c.op in step.runs.each]
     adding = sum(adding_seconds(one, pricer, statistics) for one in moved)
@@ -62,11 +62,11 @@ def microbatched_cost(
     )
 
 
-def _is_read_back(buffer: Buffer, step: StepInStages) -> bool:
+def _is_read_back(buffer: Buffer, step: TaskPartition) -> bool:
     return any(kind != "F" for _, kind in step.users[buffer])
 
 
-class OneMicrobatch(PartPricer):
+class OneMicrobatch(SubBatchPricer):
     """Pricer of one microbatch, without the sums of gradients: a gradient is added to its sum as
     soon as it is there."""
 
@@ -79,7 +79,7 @@ class OneMicrobatch(PartPricer):
 class _WithJoins(OneMicrobatch):
     """The same, and what other microbatches store of what is read after a join."""
 
-    def __init__(self, step: StepInStages, cluster: Cluster) -> None:
+    def __init__(self, step: TaskPartition, cluster: Cluster) -> None:
         super().__init__(step.laid.mesh, cluster, step.roles)
         self._step = step
 

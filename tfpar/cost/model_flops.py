@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tfpar.cost.op_compute import flops
 from tfpar.cost.pricer import trips
-from tfpar.cost.work import flops
 from tfpar.ir.passes.recompute import is_recomputed
 from tfpar.ir.traits import BRANCHES
-from tfpar.propagation.partitioned import PartitionedGraph
+from tfpar.propagation.partitioned_graph import PartitionedGraph
 
 
 def model_flops(partitioned: PartitionedGraph) -> Mapping[str, float]:

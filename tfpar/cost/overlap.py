@@ -16,12 +16,12 @@ import dataclasses
 
 from tfpar.cluster.description import Cluster
 from tfpar.cost.cost import Cost
-from tfpar.cost.parts import PartPricer, moved_between_ranks
-from tfpar.cost.runs import runs_in_parts
+from tfpar.cost.run_counts import runs_in_parts
+from tfpar.cost.sub_batch_pricing import SubBatchPricer, moved_between_ranks
 from tfpar.ir.roles import BACKWARD, FORWARD, UPDATE, Roles
 from tfpar.ir.traits import is_free
 from tfpar.pipeline.statistics import EXACT, BatchStatistics
-from tfpar.propagation.partitioned import PartitionedGraph
+from tfpar.propagation.partitioned_graph import PartitionedGraph
 from tfpar.spec import Mesh
 
 PhaseSeconds = tuple[float, float, float]
@@ -82,7 +82,7 @@ def part_seconds(
     Args:
         statistics: of the batch, those that each part has of its own.
     """
-    pricer = PartPricer(laid.mesh, cluster, roles, mesh)
+    pricer = SubBatchPricer(laid.mesh, cluster, roles, mesh)
     terms, parts, rules = pricer.zero(), laid.mesh.shape[-1], laid.prepared.rules
     for op, decision in laid.decisions.items():
         if not is_free(op):

@@ -14,18 +14,18 @@ from collections.abc import Iterator
 
 from tfpar.cluster.description import Cluster
 from tfpar.cost.collectives import collective_seconds
-from tfpar.cost.work import flops
+from tfpar.cost.op_compute import flops
 from tfpar.ir.graph import Op, Tensor, Variable, is_floating
 from tfpar.ir.graph_nodes import GraphNode
 from tfpar.ir.traits import READ_PART
 from tfpar.propagation.factors import Split, spec_of, splits_of
-from tfpar.propagation.prepared import PreparedGraph
-from tfpar.rules.rule import SAME, relabelled
-from tfpar.spec import Mesh, Placement, Replicate, Shard, Spec, replicated
+from tfpar.propagation.prepared_graph import PreparedGraph
+from tfpar.rules.rule import SAME, find_relabelled_inputs
+from tfpar.spec import Mesh, Placement, Replicate, Shard, Spec, replicated_spec
 
 
 @dataclasses.dataclass(frozen=True)
-class Communication:
+class PatternCollective:
     """Collective that a pattern brings: what is moved, when, and how long that takes."""
 
     phase: str
@@ -47,7 +47,7 @@ class Pattern:
     weight: str
     placement: Placement
     axis: str = ""
-    communication: tuple[Communication, ...] = ()
+    communication: tuple[PatternCollective, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -71,7 +71,9 @@ def patterns(
         if axes:
             name = " x ".join(mesh.axis_names[a] for a in axes)
             seconds = collective_seconds("all_reduce", axes, variable.num_bytes, mesh, cluster)
-            gradient = [Communication("backward", "all_reduce", name, variable.num_bytes, seconds)]
+            gradient = [
+                PatternCollective("backward", "all_reduce", name, variable.num_bytes, seconds)
+            ]
         found.append(Pattern(node.name, variable.name, Replicate(), "", tuple(gradient)))
         for axis, shard in splits(variable, prepared, mesh):
             use = next(
@@ -123,17 +125,17 @@ def _paths(variable: Variable, prepared: PreparedGraph) -> Iterator[_Path]:
     while stack:
         tensor, path = stack.pop(0)
         for op in prepared.consumers.get(tensor, ()):
-            if hands_on(op, tensor, prepared):
+            if passes_through(op, tensor, prepared):
                 stack.append((op.outputs[0], (*path, op)))
             elif flops(op, prepared.rules[op]) or op.type in READ_PART:
                 yield (*path, op)
 
 
-def hands_on(op: Op, tensor: Tensor, prepared: PreparedGraph) -> bool:
+def passes_through(op: Op, tensor: Tensor, prepared: PreparedGraph) -> bool:
     """Whether `op` gives all that `tensor` holds and nothing else: a read, a cast, a reshape."""
     return (
         len(op.outputs) == 1
-        and bool(relabelled(op, prepared.rules[op]))
+        and bool(find_relabelled_inputs(op, prepared.rules[op]))
         and op.outputs[0].num_elements == tensor.num_elements
         and op.type not in READ_PART
     )
@@ -219,20 +221,20 @@ def _stride(op: Op, factor: int, parts: int, prepared: PreparedGraph) -> int | N
 
 
 def _only(placement: Placement, axis: int, mesh: Mesh) -> Spec:
-    spec = list(replicated(mesh.num_axes))
+    spec = list(replicated_spec(mesh.num_axes))
     spec[axis] = placement
     return tuple(spec)
 
 
 def _communication(
     op: Op, factor: int, axis: int, prepared: PreparedGraph, mesh: Mesh, cluster: Cluster
-) -> tuple[Communication, ...]:
+) -> tuple[PatternCollective, ...]:
     rule = prepared.rules[op]
     name = mesh.axis_names[axis]
 
-    def all_reduce(phase: str, tensor: Tensor) -> Communication:
+    def all_reduce(phase: str, tensor: Tensor) -> PatternCollective:
         seconds = collective_seconds("all_reduce", (axis,), tensor.num_bytes, mesh, cluster)
-        return Communication(phase, "all_reduce", name, tensor.num_bytes, seconds)
+        return PatternCollective(phase, "all_reduce", name, tensor.num_bytes, seconds)
 
     found = []
     if rule.reduce.get(factor, SAME) != SAME or factor in rule.expand:

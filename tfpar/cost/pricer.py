@@ -3,7 +3,7 @@
 A rank computes its ops one after another and waits for the collectives between them: they are
 the critical path. The gradients' collectives, which only the update waits for, run beside the
 backward pass in packed buckets; those of the update are packed too, as are those between ops that
-are needed at the same time (`cost.together`).
+are needed at the same time (`cost.packing_gain`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from tfpar.cluster.description import Cluster
 from tfpar.cost.buckets import best_buckets
 from tfpar.cost.collectives import collective_seconds
 from tfpar.cost.cost import Cost
+from tfpar.cost.op_compute import efficiency, entries, flops, functions, rate_of, sides
+from tfpar.cost.packing_gain import PackingKey, PackingSets
 from tfpar.cost.terms import Terms
-from tfpar.cost.together import Packable, Together
 from tfpar.cost.update import update_seconds
-from tfpar.cost.work import efficiency, entries, flops, functions, rate_of, sides
 from tfpar.ir.graph import Op, Tensor, Variable, itemsize
 from tfpar.ir.kernels import InKernel
 from tfpar.ir.roles import BACKWARD, UPDATE, Roles, When
@@ -37,12 +37,12 @@ from tfpar.ir.traits import (
     is_free,
 )
 from tfpar.propagation.communication import Communication
-from tfpar.propagation.partitioned import Decision, PartitionedGraph, Reshard
+from tfpar.propagation.partitioned_graph import Decision, PartitionedGraph, Reshard
 from tfpar.rules.rule import OpRule
 from tfpar.spec import Mesh, Replicate, Shard, Spec, local_length, local_shape
 
 
-class Stored(NamedTuple):
+class VariableBytes(NamedTuple):
     """Bytes of a variable on a rank.
 
     Attributes:
@@ -60,13 +60,13 @@ class Stored(NamedTuple):
     copies_s: float = 0.0
     away: float = 0.0
 
-    def plus(self, other: Stored) -> Stored:
+    def plus(self, other: VariableBytes) -> VariableBytes:
         """Add those of other variables."""
-        return Stored(*(one + more for one, more in zip(self, other, strict=True)))
+        return VariableBytes(*(one + more for one, more in zip(self, other, strict=True)))
 
-    def minus(self, other: Stored) -> Stored:
+    def minus(self, other: VariableBytes) -> VariableBytes:
         """Subtract those of other variables."""
-        return Stored(*(one - less for one, less in zip(self, other, strict=True)))
+        return VariableBytes(*(one - less for one, less in zip(self, other, strict=True)))
 
 
 class Pricer:
@@ -170,14 +170,14 @@ class Pricer:
             seconds = self.collective_seconds(kind, axes, num_bytes)
             terms.communication[phase] += times * seconds
             terms.count += times * runs
-            packable = Packable.of(moved, self.roles, axes, phase, times, runs)
+            packable = PackingKey.of(moved, self.roles, axes, phase, times, runs)
             if packable is not None:
-                one = Together.one(packable, num_bytes, seconds)
+                one = PackingSets.one(packable, num_bytes, seconds)
                 terms.together = terms.together.plus(one)
         else:
             terms.pack(when, kind, axes, times * num_bytes)
 
-    def add_variables(self, terms: Terms, stored: Stored, state_ratio: float | None) -> None:
+    def add_variables(self, terms: Terms, stored: VariableBytes, state_ratio: float | None) -> None:
         """Add the bytes of variables, and their update where the graph holds only stand-ins for it.
 
         Args:
@@ -342,7 +342,7 @@ class Pricer:
         spec: Spec,
         state_ratio: float | None,
         slots: Spec | None = None,
-    ) -> Stored:
+    ) -> VariableBytes:
         """Find what a rank stores of a variable; see `Cost`.
 
         Args:
@@ -351,14 +351,16 @@ class Pricer:
         times = self.roles.times.get(variable.handle.op, 1)
         size = times * self.stored(variable, spec)
         if not variable.trainable:
-            return Stored(away=size) if self.is_away(variable) else Stored(state=size)
+            return VariableBytes(away=size) if self.is_away(variable) else VariableBytes(state=size)
         updated = size if slots is None else times * self.stored(variable, slots)
         ratio = state_ratio or 0.0
         if not self.is_away(variable):
-            return Stored(size, updated * ratio, updated)
+            return VariableBytes(size, updated * ratio, updated)
         copies = 2 * math.ceil(ratio) * times  # each slot comes and goes
         slot_bytes = updated * ratio
-        return Stored(size, 0.0, updated, self.host_seconds(2 * slot_bytes, copies), slot_bytes)
+        return VariableBytes(
+            size, 0.0, updated, self.host_seconds(2 * slot_bytes, copies), slot_bytes
+        )
 
     def _inner(self, decision: Decision) -> Iterator[PartitionedGraph]:
         if decision.expansion is not None:

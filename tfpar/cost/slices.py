@@ -27,7 +27,7 @@ Axes = tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class SlicePrices:
+class ScatterGatherCost:
     """Prices of tensors from one stage to another, whole and in slices.
 
     Attributes:

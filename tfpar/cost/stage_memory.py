@@ -9,7 +9,7 @@ from typing import NamedTuple
 from tfpar.cost.liveness import Buffer, BufferLiveness
 from tfpar.cost.memory import operands_of_collectives
 from tfpar.cost.microbatches import OneMicrobatch
-from tfpar.cost.pricer import Stored
+from tfpar.cost.pricer import VariableBytes
 from tfpar.cost.stage_transfers import ORDER, StageTransfers
 from tfpar.cost.update import temporaries
 from tfpar.ir.graph import Op, Tensor
@@ -20,7 +20,7 @@ from tfpar.pipeline.tasks import Kind
 from tfpar.spec import Replicate, Spec
 
 
-class Held(NamedTuple):
+class StageResidency(NamedTuple):
     """Bytes of one stage beside its variables.
 
     Attributes:
@@ -57,7 +57,7 @@ class StageMemory:
         self.step, self.actors = transfers.step, transfers.actors
         self.recompute = recompute
 
-    def held(self) -> Held:
+    def held(self) -> StageResidency:
         """Find what its ranks hold beside its variables; once for links that have the same sent.
 
         What links decide of memory is which tensors go in slices.
@@ -69,14 +69,14 @@ class StageMemory:
             kept, for_weights = self.kept()
             others = self.copies() + self.inputs() + self.made_once()
             working = self.working(kept, for_weights)
-            self.step.held[key] = Held(self.sums(), others, kept, for_weights, working)
+            self.step.held[key] = StageResidency(self.sums(), others, kept, for_weights, working)
         return self.step.held[key]
 
     # --- all the time
 
-    def variables(self) -> Stored:
+    def variables(self) -> VariableBytes:
         """Add up its variables."""
-        total = Stored()
+        total = VariableBytes()
         for variable, spec in self.step.laid.variable_specs.items():
             if self.step.stage[variable.handle.op] == self.stage:
                 slots = self.step.laid.slots_spec(variable)

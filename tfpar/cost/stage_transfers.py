@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tfpar.cost.pricer import shard_bytes
-from tfpar.cost.slices import SlicePrices
-from tfpar.cost.step_in_stages import StepInStages
+from tfpar.cost.slices import ScatterGatherCost
+from tfpar.cost.task_partition import TaskPartition
 from tfpar.ir.graph import Tensor, itemsize
 from tfpar.pipeline.stage_graph import StageGraph
 from tfpar.pipeline.step_graph import PER_MICROBATCH, Crossing, stage_graph_of
@@ -21,7 +21,7 @@ ORDER: tuple[Kind, ...] = ("F", "I", "W", "U")
 """The kinds of tasks, as those of a microbatch come."""
 
 
-class Sent(NamedTuple):
+class StageTransfer(NamedTuple):
     """Tensor as it goes from one stage to another.
 
     Attributes:
@@ -42,16 +42,16 @@ class Sent(NamedTuple):
         return self.part_bytes / self.slices
 
 
-class Gather(NamedTuple):
+class SliceGather(NamedTuple):
     """Gather of slices by the ranks of a stage.
 
     Attributes:
         kind: of the task in which they do.
-        each: whether for each microbatch; else once a step.
+        is_per_microbatch: whether for each microbatch; else once a step.
     """
 
     kind: Kind
-    each: bool
+    is_per_microbatch: bool
     seconds: float
 
 
@@ -64,9 +64,9 @@ class StageTransfers:
         prices: by which tensors are sent in slices; None: all are sent whole.
     """
 
-    step: StepInStages
+    step: TaskPartition
     actors: Sequence[int]
-    prices: SlicePrices | None = None
+    prices: ScatterGatherCost | None = None
 
     def stage_graph(self) -> StageGraph:
         """Build the graph of what the stages read of each other, in bytes of a rank."""
@@ -80,7 +80,7 @@ class StageTransfers:
             num_bytes=lambda found: self.sent_bytes(found) if self._is_first(found) else 0.0,
         )
 
-    def gathers(self, stage: int) -> Iterator[Gather]:
+    def gathers(self, stage: int) -> Iterator[SliceGather]:
         """List what a stage gathers of what it was sent in slices."""
         actor = self.actors[stage]
         for crossing in self.step.crossings:
@@ -89,7 +89,7 @@ class StageTransfers:
                 for sent in self._sent[crossing]:
                     if sent.axes and self.prices is not None:
                         seconds = self.prices.gather_seconds(sent.axes, sent.part_bytes, actor)
-                        yield Gather(sent.kind if each else "U", each, seconds)
+                        yield SliceGather(sent.kind if each else "U", each, seconds)
 
     def sent_bytes(self, crossing: Crossing) -> float:
         """Find what a rank sends of a tensor, or of a variable's value, to its like in another
@@ -97,7 +97,7 @@ class StageTransfers:
         return sum(sent.num_bytes for sent in self._sent[crossing])
 
     @functools.cached_property
-    def sent_as(self) -> tuple[tuple[Crossing, tuple[Sent, ...]], ...]:
+    def sent_as(self) -> tuple[tuple[Crossing, tuple[StageTransfer, ...]], ...]:
         """Form in which each tensor crosses: whole or in slices."""
         return tuple(self._sent.items())
 
@@ -131,12 +131,12 @@ class StageTransfers:
         return first
 
     @functools.cached_property
-    def _sent(self) -> Mapping[Crossing, tuple[Sent, ...]]:
+    def _sent(self) -> Mapping[Crossing, tuple[StageTransfer, ...]]:
         """Form in which each tensor crosses: as it is read there. Tensors are resharded where they
         are made, but gathered where the whole is read, if no other stage reads that."""
         return {found: tuple(self._versions(found)) for found in self.step.crossings}
 
-    def _versions(self, crossing: Crossing) -> Iterator[Sent]:
+    def _versions(self, crossing: Crossing) -> Iterator[StageTransfer]:
         tensor, source, target, _ = crossing
         laid = self.step.laid
         variable = self.step.variables.get(tensor)
@@ -158,7 +158,7 @@ class StageTransfers:
         for spec, kind in versions.items():
             part = local_shape(shape, spec, laid.mesh)
             axes = self._axes(crossing, spec, shape, item)
-            yield Sent(math.prod(part) * item, axes, laid.mesh.group_size(axes), kind)
+            yield StageTransfer(math.prod(part) * item, axes, laid.mesh.group_size(axes), kind)
 
     def _axes(
         self, crossing: Crossing, spec: Spec, shape: tuple[int, ...], num_bytes: int

@@ -21,13 +21,13 @@ from typing import NamedTuple
 import numpy as np
 
 from tfpar.cost.collectives import PACKED_KINDS
-from tfpar.cost.together import NOTHING, Together
+from tfpar.cost.packing_gain import NOTHING, PackingSets
 from tfpar.ir.roles import PHASES, When
 
 _WHENS = (When.BESIDE, When.AFTER)
 
 
-class Packed(NamedTuple):
+class PackedCollectives(NamedTuple):
     """Collectives of one kind and group that travel in the same buckets; see `Terms.pack`."""
 
     kind: str
@@ -106,11 +106,11 @@ class Terms:
         row = self._rows(when)[PACKED_KINDS.index(kind)]
         row[sum(1 << axis for axis in axes)] += num_bytes
 
-    def packed(self, when: When) -> list[Packed]:
+    def packed(self, when: When) -> list[PackedCollectives]:
         """List what was added by `pack`, by kind and group."""
         rows = self._rows(when)
         return [
-            Packed(PACKED_KINDS[kind], _axes(mask), float(rows[kind, mask]))
+            PackedCollectives(PACKED_KINDS[kind], _axes(mask), float(rows[kind, mask]))
             for kind, mask in zip(*(found.tolist() for found in rows.nonzero()), strict=True)
         ]
 
@@ -122,7 +122,7 @@ class Terms:
     # --- sums --------------------------------------------------------------------------
 
     @classmethod
-    def _of(cls, vector: np.ndarray, together: Together) -> Terms:
+    def _of(cls, vector: np.ndarray, together: PackingSets) -> Terms:
         terms = cls.__new__(cls)
         terms.vector, terms.together = vector, together
         return terms

@@ -10,7 +10,7 @@ from tfpar.pipeline.graph import Edge
 from tfpar.pipeline.tasks import Task
 
 
-class Ran(NamedTuple):
+class TaskSpan(NamedTuple):
     """Task from start to end, in seconds from the start of the step."""
 
     start: float
@@ -19,7 +19,7 @@ class Ran(NamedTuple):
     task: Task
 
 
-class Sent(NamedTuple):
+class TransferSpan(NamedTuple):
     """Transfer from start to end."""
 
     start: float
@@ -27,7 +27,7 @@ class Sent(NamedTuple):
     edge: Edge
 
 
-class Reduced(NamedTuple):
+class ReductionSpan(NamedTuple):
     """Sum of a stage's gradients over ranks, from start to end."""
 
     start: float
@@ -35,7 +35,7 @@ class Reduced(NamedTuple):
     stage: int
 
 
-class Peak(NamedTuple):
+class ActorPeak(NamedTuple):
     """Peak of the bytes of a rank of an actor.
 
     Attributes:
@@ -49,7 +49,7 @@ class Peak(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Timeline:
+class SimulatedTimeline:
     """Simulated step of a pipeline.
 
     Attributes:
@@ -62,10 +62,10 @@ class Timeline:
     """
 
     seconds: float
-    events: tuple[Ran, ...]
-    transfers: tuple[Sent, ...]
-    reductions: tuple[Reduced, ...]
-    peaks: tuple[Peak, ...]
+    events: tuple[TaskSpan, ...]
+    transfers: tuple[TransferSpan, ...]
+    reductions: tuple[ReductionSpan, ...]
+    peaks: tuple[ActorPeak, ...]
     memory: tuple[tuple[tuple[float, float], ...], ...]
     in_flight: tuple[int, ...]
 

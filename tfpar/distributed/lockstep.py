@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfpar.distributed.input_log import InputLog, difference, first_differing
 from tfpar.launch import activities
-from tfpar.launch.beacon import Reached
+from tfpar.launch.beacon import TaskProgress
 from tfpar.spec import RuntimeMismatchError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _NOTHING_S = 5e-4  # what it may take at any rate: 1 % of a step of 50 ms
 _BYTES_PER_S = 5e9  # that are looked at, where memory is slow
 
 
-class Shared(Protocol):
+class SharedDraw(Protocol):
     """What ranks hold in common, as `runtime.shared_state` has it."""
 
     def compare(self, when: str, turn: int | None = None) -> None: ...
@@ -73,9 +73,9 @@ class Lockstep:
         fed: Sequence[tf.Tensor],
         *,
         part: str = "",
-        shared: Callable[[], Shared],
+        shared: Callable[[], SharedDraw],
         first: bool,
-        within: Callable[[], Reached | None] | None = None,
+        within: Callable[[], TaskProgress | None] | None = None,
     ) -> Iterator[None]:
         """Take one step.
 
@@ -101,7 +101,7 @@ class Lockstep:
         if first or self.count >= self._next:
             self._meet(name, shared(), first)
 
-    def _meet(self, name: str, shared: Shared, first: bool) -> None:
+    def _meet(self, name: str, shared: SharedDraw, first: bool) -> None:
         steps = self.count - self._met
         seconds = max(time.monotonic() - self._since, 1e-6) / steps
         message = {
@@ -151,18 +151,18 @@ class _Comparisons:
     """When this rank has compared what ranks hold in common, and what that takes."""
 
     def __init__(self) -> None:
-        self._took: weakref.WeakKeyDictionary[Shared, list[float]] = weakref.WeakKeyDictionary()
+        self._took: weakref.WeakKeyDictionary[SharedDraw, list[float]] = weakref.WeakKeyDictionary()
         self._at = time.monotonic()
         self.step = 0  # after which it was
 
-    def told(self, shared: Shared) -> tuple[float, float]:
+    def told(self, shared: SharedDraw) -> tuple[float, float]:
         """Seconds that it takes, 0 as long as that is not known, and since the last time."""
         # At first all is compared, then made what compares a part.
         took = self._took.get(shared, [])[2:]
         return took[-1] if took else 0.0, time.monotonic() - self._at
 
     @contextlib.contextmanager
-    def timed(self, shared: Shared, step: int) -> Iterator[None]:
+    def timed(self, shared: SharedDraw, step: int) -> Iterator[None]:
         begin = time.monotonic()
         try:
             yield

@@ -20,8 +20,8 @@ from tfpar.distributed.job import Job
 from tfpar.distributed.rendezvous_store import RendezvousStore
 from tfpar.launch import environment as names
 from tfpar.launch.environment import Rendezvous
+from tfpar.launch.host_network import LOOPBACK, find_network, is_local, is_loopback, resolve
 from tfpar.launch.hosts import place_ranks
-from tfpar.launch.network import LOOPBACK, find_network, is_local, is_loopback, resolve
 from tfpar.launch.rendezvous_server import SecretRendezvousServer
 from tfpar.launch.slurm import expand_nodelist
 from tfpar.spec.errors import TfparError
@@ -68,7 +68,7 @@ def join(job: Job) -> None:
     else:
         store = RendezvousStore(Rendezvous(address, port, secret), limit_s)
         machines = _report(job, store)
-    shared = names.Shared(
+    shared = names.AttemptEnvironment(
         backend=None,
         timeout_s=timeout_s,
         grace_s=names.DEFAULT_GRACE_S,

@@ -24,7 +24,7 @@ from tfpar.distributed.job import Job
 from tfpar.distributed.lead import Lead
 from tfpar.distributed.lockstep import Lockstep
 from tfpar.launch.activities import comparing
-from tfpar.launch.beacon import Beacon, Reached
+from tfpar.launch.beacon import Beacon, TaskProgress
 from tfpar.runtime.backends.transport import Transport
 from tfpar.runtime.devices import own_device
 from tfpar.spec import RuntimeMismatchError, TfparError
@@ -59,7 +59,7 @@ class World:
         self.exchange = Exchange(transport)
         self.lead = Lead(self)
         self.lockstep = Lockstep(self)
-        self._at: tuple[str, Callable[[], Reached | None] | None, str] | None = None
+        self._at: tuple[str, Callable[[], TaskProgress | None] | None, str] | None = None
         self._leaving, self._all_leave = threading.Event(), threading.Event()
         # Started now: an interpreter that ends starts no threads.
         threading.Thread(target=self._wait_to_leave, name="tfpar-leave", daemon=True).start()
@@ -80,7 +80,7 @@ class World:
     def at(
         self,
         activity: str,
-        within: Callable[[], Reached | None] | None = None,
+        within: Callable[[], TaskProgress | None] | None = None,
         hint: str = "",
     ) -> Iterator[None]:
         """What other ranks wait for is bounded in time: the beacon ends a rank that hangs in it.

@@ -17,7 +17,7 @@ _END_S = 15.0  # for a launcher to end its ranks
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Ended:
+class CommandResult:
     """How a command ended.
 
     Attributes:
@@ -45,7 +45,9 @@ class Ended:
         return ": ".join(filter(None, [ended, last])) or f"exit code {self.code}"
 
 
-def run(command: Sequence[str], limit_s: float, environ: Mapping[str, str] | None = None) -> Ended:
+def run(
+    command: Sequence[str], limit_s: float, environ: Mapping[str, str] | None = None
+) -> CommandResult:
     """Run `command` for at most `limit_s` seconds; neither it nor its group is left behind."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
 
@@ -67,7 +69,7 @@ def run(command: Sequence[str], limit_s: float, environ: Mapping[str, str] | Non
                 start_new_session=True,
             )
         except OSError as error:
-            return Ended(None, "", "", f"cannot be started: {error.strerror or error}")
+            return CommandResult(None, "", "", f"cannot be started: {error.strerror or error}")
         try:
             code: int | None = process.wait(limit_s)
             why = ""
@@ -75,7 +77,7 @@ def run(command: Sequence[str], limit_s: float, environ: Mapping[str, str] | Non
             code, why = None, f"not done after {limit_s:.0f} s"
         finally:
             _end(process)
-        return Ended(code, *printed(), why)
+        return CommandResult(code, *printed(), why)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

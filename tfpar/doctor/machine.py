@@ -13,8 +13,8 @@ from tfpar.doctor.command import run
 from tfpar.doctor.finding import Finding, missing, ok, warning
 from tfpar.doctor.probe import Probe
 from tfpar.install.wheel_cache import default_cache
+from tfpar.launch.host_network import find_network, is_local
 from tfpar.launch.hosts import find_hosts
-from tfpar.launch.network import find_network, is_local
 from tfpar.launch.options import RunOptions
 from tfpar.spec.errors import TfparError
 from tfpar.spec.quantities import format_bytes

@@ -19,7 +19,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, enum.Enum, type, tf.DType)
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
+class CallArguments:
     """One call's arguments: `(args, kwargs)`, taken apart.
 
     Attributes:
@@ -35,7 +35,7 @@ class Call:
     key: Any
 
     @classmethod
-    def of(cls, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    def of(cls, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallArguments:
         """Raises: TfparError: a value that is no tensor and cannot be told from others."""
         arguments = (tuple(args), dict(kwargs))
         leaves = tf.nest.flatten(arguments)

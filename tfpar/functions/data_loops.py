@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tfpar.capture.step import argument_specs
-from tfpar.functions.call import Call
+from tfpar.functions.call import CallArguments
 from tfpar.interop.autograph import (
     FunctionScope,
     Undefined,
@@ -27,7 +27,7 @@ from tfpar.interop.autograph import (
     on_loop,
 )
 from tfpar.spec import CaptureError
-from tfpar.variables.surroundings import capturing
+from tfpar.variables.tracing_context import capturing
 
 if TYPE_CHECKING:
     from tfpar.functions.step_function import StepFunction
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tfpar")
 
 
-def call_with_data(function: StepFunction, call: Call) -> Any:
+def call_with_data(function: StepFunction, call: CallArguments) -> Any:
     """Call `function` where there are datasets or iterators among its arguments."""
     sources: Sequence[Any] = call.sources
     if all(isinstance(s, tf.data.Iterator) for s in sources):
@@ -67,7 +67,7 @@ def _returned(value: Any) -> Any:
 
 
 def _probe(
-    function: StepFunction, call: Call, sources: Sequence[_Probed]
+    function: StepFunction, call: CallArguments, sources: Sequence[_Probed]
 ) -> tuple[int, ...] | None:
     """How many elements a step takes of each iterator; None if it loops over one."""
     graph = tf.__internal__.FuncGraph(function.name)
@@ -85,7 +85,7 @@ def _probe(
 
 
 def _read_step(
-    function: StepFunction, call: Call, sources: Iterable[Any], counts: Sequence[int]
+    function: StepFunction, call: CallArguments, sources: Iterable[Any], counts: Sequence[int]
 ) -> Any:
     """Run the step on the next elements."""
 
@@ -249,14 +249,14 @@ class _Body:
     def __call__(self, batch: Any) -> None:
         function, state = self._host.function, tuple(map(_carried, self._get_state()))
         held = {name: cell.cell_contents for name, cell in self._cells.items()}
-        call = Call.of(function.name, (batch, state), held)
+        call = CallArguments.of(function.name, (batch, state), held)
 
         def run(*tensors: Any) -> Any:
             (batch, state), held = call.with_tensors(tensors)
             before = {name: tf.nest.flatten(value) for name, value in held.items()}
             with self._standing_in(state, held):
                 self._body(batch)
-                after = Call.of(function.name, tuple(map(_carried, self._get_state())), {})
+                after = CallArguments.of(function.name, tuple(map(_carried, self._get_state())), {})
             for name, value in held.items():
                 if list(map(id, tf.nest.flatten(value))) != list(map(id, before[name])):
                     raise CaptureError(

@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfpar.capture.step import CapturedStep, argument_specs
-from tfpar.functions.call import Call, fit_signature, is_tensor
+from tfpar.functions.call import CallArguments, fit_signature, is_tensor
 from tfpar.functions.data_loops import call_with_data
 from tfpar.ir.roles import changes_weights
 from tfpar.keras.gradients import marked_gradients
@@ -25,7 +25,7 @@ from tfpar.plans import Plan
 from tfpar.runtime.executable import Executable
 from tfpar.session import Session
 from tfpar.spec import TfparError
-from tfpar.steps import CompiledFunction, Program
+from tfpar.steps import CompiledFunction, SharedPlan
 from tfpar.steps.trials import try_plans
 
 logger = logging.getLogger("tfpar")
@@ -63,11 +63,11 @@ class StepFunction:
         self.session = session
         self.python_function = getattr(function, "python_function", function)
         self._plan: Plan | None = None
-        self._program = Program(session)
+        self._program = SharedPlan(session)
         self._trains = False  # some trace changes weights
         self._traces: dict[Any, CompiledFunction] = {}
         self.elements_taken: dict[Any, tuple[int, ...] | None] = {}
-        self.states: dict[Any, Call] = {}
+        self.states: dict[Any, CallArguments] = {}
         self._bound: weakref.WeakKeyDictionary[Any, StepFunction] = weakref.WeakKeyDictionary()
         self._input_signature = input_signature
         if input_signature is None:
@@ -171,7 +171,7 @@ class StepFunction:
 
     # --- calls -------------------------------------------------------------------
 
-    def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallArguments:
         try:
             bound = self._parameters.bind(*args, **kwargs)
         except TypeError as error:
@@ -179,9 +179,9 @@ class StepFunction:
         bound.apply_defaults()
         if self._input_signature is not None:
             fit_signature(self.name, bound, tuple(self._input_signature))
-        return Call.of(self.name, bound.args, bound.kwargs)
+        return CallArguments.of(self.name, bound.args, bound.kwargs)
 
-    def _trace(self, call: Call) -> CompiledFunction:
+    def _trace(self, call: CallArguments) -> CompiledFunction:
         def run(*tensors: Any) -> Any:
             args, kwargs = call.with_tensors(tensors)
             return self.traced(*args, **kwargs)
@@ -214,7 +214,9 @@ class StepFunction:
 class _Trace(CompiledFunction):
     """The steps for one set of static values. The plan of a trace that trains serves the others."""
 
-    def __init__(self, owner: StepFunction, program: Program, function: Callable[..., Any]) -> None:
+    def __init__(
+        self, owner: StepFunction, program: SharedPlan, function: Callable[..., Any]
+    ) -> None:
         super().__init__(
             program,
             function,

@@ -30,7 +30,7 @@ from tfpar.ir.traits import (
     REFERENCES,
     SIZES,
     VIEWS,
-    given,
+    forwarded_input,
 )
 
 
@@ -72,7 +72,7 @@ def kernels_of(
 def source(tensor: Tensor) -> Tensor:
     """What lies in memory where `tensor` does: it is a view of that, or it itself."""
     while _is_view(tensor.op):
-        tensor = given(tensor)
+        tensor = forwarded_input(tensor)
     return tensor
 
 
@@ -131,7 +131,7 @@ def _readers(
     for reader in consumers.get(tensor, ()):
         if _is_view(reader):
             for view in reader.outputs:
-                if given(view) is tensor:
+                if forwarded_input(view) is tensor:
                     yield from _readers(view, consumers, ends)
         elif reader.type not in SIZES:
             yield reader

@@ -4,7 +4,7 @@ Keras names a variable by the scopes that were open when it was built, so that o
 several names: `net/a/kernel` in a Sequential model built by code, `a/kernel` once that came
 through `load_model`. A variable is therefore known by its *path* and by its *place*: the names of
 the layers that hold it, from the model on. Plans and checkpoints are matched by `pair`, constraints
-by `known_as`.
+by `user_names`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class VariableName(NamedTuple):
     place: str = ""
 
 
-def known_as(name: str, place: str) -> tuple[str, ...]:
+def user_names(name: str, place: str) -> tuple[str, ...]:
     """The names by which a user may call a variable."""
     return (name, place) if place and place != name else (name,)
 

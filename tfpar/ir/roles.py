@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from tfpar.ir.graph import Graph, Op, Tensor
 from tfpar.ir.kernels import InKernel, Kernels, kernels_of, source
-from tfpar.ir.together import moved_together
+from tfpar.ir.packing_groups import moved_together
 from tfpar.ir.traits import (
     ASSIGNMENTS,
     FREE,
@@ -55,8 +55,8 @@ class Roles:
             another name (reshaped).
         times: how many ops of the model each op stands for (see `search.model.fold`); 1 if absent.
         wire_dtypes: the dtype in which collectives carry a tensor, if it is not its own: that of
-            what it was cast from (see `widened`), or that to which the user has gradients
-            compressed.
+            what it was cast from (see `find_widened_tensors`), or that to which the user has
+            gradients compressed.
         kernels: what XLA computes in one kernel; None: it does not compile the step.
         graph: whose roles these are.
     """
@@ -127,7 +127,7 @@ class Roles:
                 elif phase[op] == BACKWARD and (readers or tensor in ends):
                     if all(_defers(r, phase, deferrable) for r in readers):
                         deferrable.add(tensor)
-        wire_dtypes = widened(graph)
+        wire_dtypes = find_widened_tensors(graph)
         if compression is not None:
             for tensor in deferrable:
                 if tensor.dtype in ("float32", "float64"):
@@ -161,7 +161,7 @@ class Roles:
     @functools.cached_property
     def together(self) -> Mapping[Tensor, int]:
         """The number of the tensors that each is moved together with, if there are any; see
-        `ir.together`."""
+        `ir.packing_groups`."""
         return moved_together(self.graph, self.deferrable)
 
     def when(self, tensor: Tensor) -> When:
@@ -182,7 +182,7 @@ def trains(graph: Graph, roles: Roles) -> bool:
     return BACKWARD in roles.phase.values() and changes_weights(graph)
 
 
-def widened(graph: Graph) -> dict[Tensor, str]:
+def find_widened_tensors(graph: Graph) -> dict[Tensor, str]:
     """The tensors whose values come from one of 16 bits, by a Cast, with its dtype.
 
     A collective moves no more of them than that: it is as if it stood before the Cast, where the

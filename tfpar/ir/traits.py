@@ -313,18 +313,18 @@ def body_offset(op_type: str) -> int:
     return 1 if op_type in BRANCHES else 0
 
 
-def given_at(tensor: Tensor) -> int:
+def forwarded_input_index(tensor: Tensor) -> int:
     """Which input an op gives as `tensor`; of an op type in `HANDED_ON` or `INSPECTIONS`."""
     return tensor.index if tensor.op.type == "IdentityN" else 0
 
 
-def given(tensor: Tensor) -> Tensor:
+def forwarded_input(tensor: Tensor) -> Tensor:
     """The input that an op gives as `tensor`; of an op type in `HANDED_ON` or `INSPECTIONS`."""
-    return tensor.op.inputs[given_at(tensor)]
+    return tensor.op.inputs[forwarded_input_index(tensor)]
 
 
 def origin(tensor: Tensor, through: Collection[str]) -> Tensor:
     """Where `tensor` comes from, past ops of the types `through`, which hand on what they read."""
     while tensor.op.type in through:
-        tensor = given(tensor)
+        tensor = forwarded_input(tensor)
     return tensor

@@ -30,17 +30,17 @@ from tfpar.interop.keras_internals import (
 )
 from tfpar.keras import saving
 from tfpar.keras.callbacks import install_callbacks
-from tfpar.keras.files import SAVING, Files
+from tfpar.keras.files import SAVING, ModelFileMethods
 from tfpar.keras.keras_hub import install_keras_hub
-from tfpar.keras.layers_of import install_sources
+from tfpar.keras.layer_sources import install_sources
 from tfpar.keras.model import ParallelModel
 from tfpar.keras.saved_models import install_saved_models
 from tfpar.keras.streamed_weights import streamed_weights
 from tfpar.scopes import enclosing, open_elsewhere
 from tfpar.session import Session
 from tfpar.spec import TfparError
-from tfpar.spec.arguments import refused
-from tfpar.steps import Program
+from tfpar.spec.arguments import argument_error
+from tfpar.steps import SharedPlan
 from tfpar.variables.parallel_variable import ParallelVariable
 
 logger = logging.getLogger("tfpar")
@@ -48,7 +48,7 @@ logger = logging.getLogger("tfpar")
 _reduce = keras.Model.__reduce__
 
 _parallel: weakref.WeakKeyDictionary[keras.Model, ParallelModel] = weakref.WeakKeyDictionary()
-_files: weakref.WeakKeyDictionary[keras.Model, Files] = weakref.WeakKeyDictionary()
+_files: weakref.WeakKeyDictionary[keras.Model, ModelFileMethods] = weakref.WeakKeyDictionary()
 
 STEPS = ("train", "test", "predict", "generate")
 
@@ -225,7 +225,7 @@ def state_of(model: Any, *, compiled: bool = False) -> ParallelModel:
         TfparError: an ordinary model, or one that is not compiled.
     """
     if not isinstance(model, keras.Model):
-        raise refused("model", model, "a keras.Model that is parallel")
+        raise argument_error("model", model, "a keras.Model that is parallel")
     state = parallel_model(model)
     if state is None:
         raise TfparError(
@@ -254,14 +254,14 @@ def adopt(model: keras.Model, session: Session) -> ParallelModel:
             setattr(model, f"{kind}_function", None)
     known = _parallel.get(model)
     if known is not None:
-        known.program = Program(session)
+        known.program = SharedPlan(session)
         known.plan = None
         return known
     state = ParallelModel(model, session)
     _parallel[model] = state
     for kind in _kinds(model):
         _replace_maker(model, state, kind)
-    files = _files[model] = Files(state)
+    files = _files[model] = ModelFileMethods(state)
     for method in SAVING:
         _replace(model, method, getattr(files, method))
     reference = weakref.ref(model)

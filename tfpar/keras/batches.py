@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfpar.spec.arguments import refused
+from tfpar.spec.arguments import argument_error
 
 _TENSORS = "arrays or tf.TensorSpecs whose first dim is the batch"
 
@@ -27,19 +27,19 @@ def check_batch(name: str, batch: Any) -> None:
     try:
         leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
     except RecursionError:
-        raise refused(name, batch, _TENSORS) from None
+        raise argument_error(name, batch, _TENSORS) from None
     if isinstance(batch, str | bytes) or not leaves:
-        raise refused(name, batch, _TENSORS)
+        raise argument_error(name, batch, _TENSORS)
     sizes = []
     for leaf in leaves:
         if isinstance(leaf, str | bytes):
             continue
         shape = getattr(leaf, "shape", None)
         if shape is None or len(shape) == 0:
-            raise refused(f"{name} holds what", leaf, _TENSORS)
+            raise argument_error(f"{name} holds what", leaf, _TENSORS)
         sizes.append(shape[0])
     if len({size for size in sizes if size is not None}) > 1:
-        raise refused(f"{name} holds batches, whose sizes", sizes, "the same")
+        raise argument_error(f"{name} holds batches, whose sizes", sizes, "the same")
 
 
 def check_training_batch(name: str, batch: Any, model: keras.Model) -> None:
@@ -48,4 +48,6 @@ def check_training_batch(name: str, batch: Any, model: keras.Model) -> None:
     x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
     own = type(model).train_step is not keras.Model.train_step
     if y is None and getattr(model, "loss", None) is not None and not own:
-        raise refused(name, batch, f"(x, y): model {model.name!r} has a loss, which needs labels")
+        raise argument_error(
+            name, batch, f"(x, y): model {model.name!r} has a loss, which needs labels"
+        )

@@ -65,7 +65,7 @@ def _for_processes(
         c for c in callbacks if world.rank == 0 or not isinstance(c, keras.callbacks.ProgbarLogger)
     ]
     backups = [c for c in shown if isinstance(c, keras.callbacks.BackupAndRestore)]
-    led = [Led(c, world) if isinstance(c, WRITERS) else c for c in shown]
+    led = [FirstRankCallback(c, world) if isinstance(c, WRITERS) else c for c in shown]
     if not any(isinstance(c, Checkpoint) for c in shown) and backups:
         led.append(
             StopSignal(
@@ -102,7 +102,7 @@ def _is_own(hook: Callable[..., Any], name: str) -> bool:
     return getattr(hook, "__func__", None) is not getattr(keras.callbacks.Callback, name)
 
 
-class Led(keras.callbacks.Callback):
+class FirstRankCallback(keras.callbacks.Callback):
     """A callback that runs on the first rank only; the others serve it.
 
     Hooks of batches run there without being served, unless the callback saves at batches.

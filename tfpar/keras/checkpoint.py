@@ -197,7 +197,7 @@ def _steps(every: Any) -> int:
 
 
 class CheckpointedValue:
-    """A variable's value in a checkpoint; see `initial.shard.Stored`."""
+    """A variable's value in a checkpoint; see `initial.shard.ShardSource`."""
 
     def __init__(self, reader: Reader, name: str) -> None:
         self._reader = reader

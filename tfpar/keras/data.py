@@ -15,7 +15,7 @@ from tfpar.keras.batches import check_training_batch
 from tfpar.keras.parts import mark_parts
 from tfpar.keras.preprocessing import batch_as_fit_feeds
 from tfpar.spec import TfparError
-from tfpar.spec.arguments import refused
+from tfpar.spec.arguments import argument_error
 
 
 def shard_data(
@@ -45,7 +45,9 @@ def shard_data(
     """
     state = state_of(model, compiled=True)
     if not callable(make):
-        raise refused("make", make, "a function of (index, count) that gives a tf.data.Dataset")
+        raise argument_error(
+            "make", make, "a function of (index, count) that gives a tf.data.Dataset"
+        )
     batch = batch_as_fit_feeds(model, batch)
     check_training_batch("batch", batch, model)
     world = state.world

@@ -18,7 +18,7 @@ from tfpar.keras.model import ParallelModel
 SAVING = ("save", "save_weights", "export", "load_weights")
 
 
-class Files:
+class ModelFileMethods:
     """What takes the place of a model's own methods, with their arguments.
 
     Args:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tfpar.functions.call import Call
+from tfpar.functions.call import CallArguments
 from tfpar.steps import CompiledFunction
 
 if TYPE_CHECKING:
@@ -32,12 +32,12 @@ class GenerateFunction:
         self._steps: dict[Any, CompiledFunction] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        call = Call.of("generate", args, kwargs)
+        call = CallArguments.of("generate", args, kwargs)
         if call.key not in self._steps:
             self._steps[call.key] = self._step(call)
         return self._steps[call.key](*call.tensors)
 
-    def _step(self, call: Call) -> CompiledFunction:
+    def _step(self, call: CallArguments) -> CompiledFunction:
         state, context = self._state, tf.__internal__.autograph.control_status_ctx()
         generate_step = tf.__internal__.autograph.tf_convert(state.model.generate_step, context)
 

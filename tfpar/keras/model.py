@@ -18,16 +18,16 @@ from tfpar.distributed.world import World
 from tfpar.ir.names import VariableName
 from tfpar.keras.generation import GenerateFunction
 from tfpar.keras.gradients import marked_gradients
-from tfpar.keras.layers_of import layers_of
+from tfpar.keras.layer_sources import layers_of
 from tfpar.keras.loss_trackers import batch_is_unknown, equal_weights
 from tfpar.keras.parts import parts_of
-from tfpar.keras.places import places_in
 from tfpar.keras.replay import Replay
+from tfpar.keras.variable_paths import variable_paths
 from tfpar.plans import Plan
 from tfpar.runtime.executable import Executable
 from tfpar.session import Session
 from tfpar.spec import Mesh
-from tfpar.steps import CompiledFunction, Program
+from tfpar.steps import CompiledFunction, SharedPlan
 from tfpar.steps.trials import try_plans
 from tfpar.variables.parallel_variable import ParallelVariable
 
@@ -54,7 +54,7 @@ class ParallelModel:
 
     def __init__(self, model: keras.Model, session: Session) -> None:
         self._model = weakref.ref(model)
-        self.program = Program(session)
+        self.program = SharedPlan(session)
         self.plan: Plan | None = None
         self.executables: dict[str, Executable] = {}
         self.replay: Replay | None = None
@@ -220,7 +220,7 @@ class ParallelModel:
         holder, is_weight, place = self._holders.get(id(variable), _UNKNOWN)
         if holder is None or holder._value is not variable:
             # Looked up anew only now: Keras walks over all layers for it.
-            weights, places = {id(w) for w in self.model.weights}, places_in(self.model)
+            weights, places = {id(w) for w in self.model.weights}, variable_paths(self.model)
             self._holders = {
                 id(h._value): (h, id(h) in weights, places.get(id(h), ""))
                 for h in reversed(self.keras_variables())

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfpar.spec.arguments import integer, refused
+from tfpar.spec.arguments import argument_error, integer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Position:
         names = [field.name for field in dataclasses.fields(cls)]
         found = cls(**{name: integer(f"info.{name}", info.get(name), 0) for name in names})
         if found.batch > found.step:
-            raise refused("info.batch", found.batch, f"at most the step, {found.step}")
+            raise argument_error("info.batch", found.batch, f"at most the step, {found.step}")
         return found
 
 

@@ -16,19 +16,27 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfpar.checkpoint import Behind, Box, Draft, Saved, boxes, temporary_folder, writers
+from tfpar.checkpoint import (
+    BackgroundWriter,
+    Box,
+    Draft,
+    TensorWrite,
+    choose_writers,
+    list_boxes,
+    temporary_folder,
+)
 from tfpar.distributed.world import World
 from tfpar.keras.checkpoint_match import ModelRecord
 from tfpar.keras.model import ParallelModel
 from tfpar.keras.replay import Position
-from tfpar.spec import Mesh, Spec, replicated
+from tfpar.spec import Mesh, Spec, replicated_spec
 from tfpar.variables.parallel_variable import ParallelVariable
 
 
 class _InFlight(NamedTuple):
     """A checkpoint that is being written behind training, and by whom."""
 
-    behind: Behind
+    behind: BackgroundWriter
     world: World | None
 
 
@@ -56,7 +64,7 @@ def save_behind(state: ParallelModel, folder: str, position: Position, keep: int
     """
     finish()
     world, draft = state.world, _draft(state, folder, position, keep)
-    _in_flight.append(_InFlight(Behind(draft, world is None or world.rank == 0), world))
+    _in_flight.append(_InFlight(BackgroundWriter(draft, world is None or world.rank == 0), world))
     _leave_at_exit()
 
 
@@ -85,7 +93,7 @@ def _leave_at_exit() -> None:
     atexit.register(leave)
 
 
-def _completed(writing: Draft | Behind, world: World | None) -> str:
+def _completed(writing: Draft | BackgroundWriter, world: World | None) -> str:
     """The path of the checkpoint, once all ranks have written their parts of it."""
     try:
         each(world, "writing a checkpoint", writing.write)
@@ -106,7 +114,7 @@ def _draft(state: ParallelModel, folder: str, position: Position, keep: int) -> 
     ranks = range(everyone.size) if world is None else [world.rank]
     parts = {
         rank: [
-            Saved(
+            TensorWrite(
                 name,
                 tuple(v.shape),
                 v.dtype,
@@ -144,7 +152,7 @@ class _Laid(NamedTuple):
         """What is not laid out counts as replicated."""
         if isinstance(variable, ParallelVariable) and variable.layout and variable.ranks:
             return cls(*variable.layout, variable.ranks.members)
-        return cls(everyone, replicated(everyone.num_axes), tuple(range(everyone.size)))
+        return cls(everyone, replicated_spec(everyone.num_axes), tuple(range(everyone.size)))
 
     def place(self, rank: int) -> int:
         """The rank of the mesh that `rank` of the job is; -1 for none."""
@@ -152,7 +160,7 @@ class _Laid(NamedTuple):
 
     def boxes(self, shape: Sequence[int], rank: int) -> list[Box]:
         """What `rank` of the job stores."""
-        return boxes(tuple(shape), self.spec, self.mesh, self.place(rank))
+        return list_boxes(tuple(shape), self.spec, self.mesh, self.place(rank))
 
 
 def _writers(
@@ -165,7 +173,7 @@ def _writers(
     chosen: dict[str, frozenset[int]] = {}
     for (mesh, members), names in together.items():
         sizes = [variables[n].dtype.size * variables[n].shape.num_elements() for n in names]
-        found = writers(sizes, [laid[n].spec for n in names], mesh)
+        found = choose_writers(sizes, [laid[n].spec for n in names], mesh)
         for name, writing in zip(names, found, strict=True):
             chosen[name] = frozenset(members[rank] for rank in writing)
     return chosen

@@ -29,7 +29,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpar.interop.keras_internals import in_stateless_scope, saving_lib
-from tfpar.variables.initial.stored import DatasetAt, StoredValue, open_entry, stored_dtype
+from tfpar.variables.initial.shard_source import DatasetAt, StoredValue, open_entry, stored_dtype
 from tfpar.variables.parallel_variable import ParallelVariable
 
 SMALL_BYTES = 1 << 20

@@ -7,8 +7,8 @@ import os
 import keras
 
 from tfpar.distributed.job import Job
-from tfpar.timeline.asked import DEFAULT_STEPS, Asked
 from tfpar.timeline.recorder import Recorder
+from tfpar.timeline.request import DEFAULT_STEPS, TimelineRequest
 
 
 class Timeline(keras.callbacks.Callback):
@@ -38,7 +38,7 @@ class Timeline(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         job = Job.of(os.environ)
-        self._asked = Asked.of(path, steps, writes=job is None or job.rank == 0)
+        self._asked = TimelineRequest.of(path, steps, writes=job is None or job.rank == 0)
 
     def on_train_begin(self, logs=None):
         self._recorder.ask(self._asked)

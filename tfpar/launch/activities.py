@@ -31,7 +31,7 @@ def step_of(activity: str) -> tuple[str, int] | None:
     return None if found is None else (found["name"], int(found["number"]))
 
 
-def described(activity: str) -> str:
+def describe_activity(activity: str) -> str:
     """With the method of the model that does it, where that has another name."""
     call = next((call for name, call in _CALLS.items() if name in activity), None)
     return activity if call is None else f"{activity} of `{call}`"

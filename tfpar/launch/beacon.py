@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from tfpar.launch import environment as names
-from tfpar.launch.network import sources_towards
+from tfpar.launch.host_network import sources_towards
 from tfpar.pipeline.tasks import Task
 from tfpar.spec.errors import TfparError
 
@@ -34,7 +34,7 @@ _JOIN_S = 1.0
 _LONGEST_TEXT = 4000  # characters of an activity or a message
 
 
-class Reached(NamedTuple):
+class TaskProgress(NamedTuple):
     """How far a rank has got within a step of a pipeline.
 
     Attributes:
@@ -69,10 +69,10 @@ class _Now(NamedTuple):
     activity: str
     bounded: bool
     since: float
-    within: Callable[[], Reached | None] | None = None
+    within: Callable[[], TaskProgress | None] | None = None
     hint: str = ""
 
-    def reached(self) -> Reached | None:
+    def reached(self) -> TaskProgress | None:
         if self.within is None:
             return None
         try:
@@ -100,7 +100,7 @@ class Beacon:
         self._connection = connection
         self._send_lock = threading.Lock()
         self._now = _Now("starting", False, time.monotonic())
-        self._told: tuple[_Now, Reached | None] = (self._now, None)
+        self._told: tuple[_Now, TaskProgress | None] = (self._now, None)
         self._stages: tuple[int, ...] = ()
         self._steps = 0
         self._rank_multiple = 1
@@ -149,7 +149,7 @@ class Beacon:
         self,
         activity: str,
         bounded: bool = False,
-        within: Callable[[], Reached | None] | None = None,
+        within: Callable[[], TaskProgress | None] | None = None,
         hint: str = "",
     ) -> None:
         """This rank now does `activity`; a bounded one has to end within the timeout.

@@ -50,7 +50,7 @@ _LOSSES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class RankStatus:
     """What is known of one rank.
 
     Attributes:
@@ -102,7 +102,7 @@ class Limits:
 class Blame:
     """A rank, why, and since when (`time.monotonic()`)."""
 
-    record: Record
+    record: RankStatus
     cause: Cause
     at: float
 
@@ -138,7 +138,7 @@ class Blame:
         return HUNG
 
 
-def in_trouble(records: Sequence[Record], limits: Limits, now: float) -> bool:
+def must_end(records: Sequence[RankStatus], limits: Limits, now: float) -> bool:
     """Whether the job has to end: not for an exception that is told of, which may be caught."""
     return any(
         (r.exit is not None and r.exit.code != 0 and not r.stopped)
@@ -148,7 +148,7 @@ def in_trouble(records: Sequence[Record], limits: Limits, now: float) -> bool:
     ) or bool(_stuck(records, limits, now))
 
 
-def blame(records: Sequence[Record], limits: Limits, now: float) -> list[Blame]:
+def blame(records: Sequence[RankStatus], limits: Limits, now: float) -> list[Blame]:
     """The ranks to blame, the first of them first; none if nothing went wrong."""
     own = [b for r in records if (b := _own_failure(r, records, limits, now))]
     hung = [r for r in records if r.signs is not None and r.signs.hung_after is not None]
@@ -172,7 +172,7 @@ def blame(records: Sequence[Record], limits: Limits, now: float) -> list[Blame]:
 
 
 def _own_failure(
-    record: Record, records: Sequence[Record], limits: Limits, now: float
+    record: RankStatus, records: Sequence[RankStatus], limits: Limits, now: float
 ) -> Blame | None:
     ended, signs = record.exit, record.signs
     if ended is not None and ended.code != 0 and not record.stopped:
@@ -191,7 +191,9 @@ def _own_failure(
     return Blame(record, cause, _since(record) or now) if cause else None
 
 
-def _cut_off(record: Record, records: Sequence[Record], limits: Limits, now: float) -> Cause | None:
+def _cut_off(
+    record: RankStatus, records: Sequence[RankStatus], limits: Limits, now: float
+) -> Cause | None:
     """Why a rank that should be there cannot be heard."""
     signs = record.signs
     if record.exit is not None:
@@ -205,7 +207,7 @@ def _cut_off(record: Record, records: Sequence[Record], limits: Limits, now: flo
     return Cause.SILENT if silent else None
 
 
-def _stuck(records: Sequence[Record], limits: Limits, now: float) -> list[Blame]:
+def _stuck(records: Sequence[RankStatus], limits: Limits, now: float) -> list[Blame]:
     """Some have ended well, and the others have neither ended nor got on for too long."""
     ended = [r for r in records if r.ended_well]
     running = [r for r in records if r.exit is None]
@@ -219,7 +221,7 @@ def _stuck(records: Sequence[Record], limits: Limits, now: float) -> list[Blame]
     return [Blame(r, Cause.LEFT_EARLY, r.exit.at) for r in ended if r.exit]
 
 
-def _parted(records: Sequence[Record]) -> list[Blame]:
+def _parted(records: Sequence[RankStatus]) -> list[Blame]:
     """Those that others wait for in a step, while they wait for the others in something else that
     comes after as many steps."""
     known = [
@@ -244,7 +246,7 @@ def _parted(records: Sequence[Record]) -> list[Blame]:
     ]
 
 
-def _behind(records: Sequence[Record], now: float) -> list[Record]:
+def _behind(records: Sequence[RankStatus], now: float) -> list[RankStatus]:
     """Whom the waiting ranks wait for; all ranks, if nothing sets one of them apart."""
     known = [r for r in records if r.signs is not None]
     mute = [r for r in known if r.exit is None and r.signs and now - r.signs.heard_at > _SILENT_S]
@@ -266,12 +268,12 @@ def _behind(records: Sequence[Record], now: float) -> list[Record]:
     return [min(known, key=_order_of(known))]
 
 
-def _order_of(known: Sequence[Record]) -> Callable[[Record], tuple[bool, float]]:
+def _order_of(known: Sequence[RankStatus]) -> Callable[[RankStatus], tuple[bool, float]]:
     """With no majority: first those that wait for no other rank, then those at it for longest."""
     return lambda r: (bool(r.signs and r.signs.bounded), _since(r))
 
 
-def _told_of(record: Record, kind: str) -> bool:
+def _told_of(record: RankStatus, kind: str) -> bool:
     """Whether it told of such an exception, and has not gone on after it."""
     signs = record.signs
     if signs is None or signs.failure is None or signs.failure.kind != kind:
@@ -279,7 +281,7 @@ def _told_of(record: Record, kind: str) -> bool:
     return record.exit is not None or signs.since <= signs.failure.at
 
 
-def _told_at(record: Record) -> float:
+def _told_at(record: RankStatus) -> float:
     assert record.signs is not None and record.signs.failure is not None  # asked by `_told_of`
     told = record.signs.failure.at
     if record.signs.since <= told or record.exit is None:
@@ -287,5 +289,5 @@ def _told_at(record: Record) -> float:
     return record.exit.at  # it went on for a while
 
 
-def _since(record: Record) -> float:
+def _since(record: RankStatus) -> float:
     return record.signs.since if record.signs is not None else 0.0

@@ -7,9 +7,9 @@ import os
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 
-from tfpar.launch.blame import Cause, Record
+from tfpar.launch.blame import Cause, RankStatus
 from tfpar.launch.hosts import Host, allocate, find_hosts, without
-from tfpar.launch.job import Outcome, run_attempt
+from tfpar.launch.job import AttemptResult, run_attempt
 from tfpar.launch.mpi import run_mpi
 from tfpar.launch.options import RunOptions
 from tfpar.launch.output import say
@@ -65,7 +65,7 @@ def _run_attempts(
         if left < options.min_ranks:
             say(f"{lost}; {left} slots are left, fewer than --min-np {options.min_ranks}.")
             return outcome.code
-        multiple = told_multiple(outcome.records) or multiple
+        multiple = required_multiple(outcome.records) or multiple
         size = largest_multiple(multiple, min(num_ranks, left))
         if size < options.min_ranks:
             would = f"{size} ranks" if size else f"{multiple} at least"
@@ -82,7 +82,7 @@ def _run_attempts(
         say(f"{lost}; restarting with {size} ranks (attempt {attempt} of {options.restarts})")
 
 
-def told_multiple(records: Iterable[Record]) -> int | None:
+def required_multiple(records: Iterable[RankStatus]) -> int | None:
     """Of how many ranks the program needs a multiple; None if no rank came to tell."""
     told = [r.signs.rank_multiple for r in records if r.signs is not None]
     known = [multiple for multiple in told if multiple is not None]
@@ -94,7 +94,7 @@ def largest_multiple(multiple: int, most: int) -> int:
     return most - most % multiple
 
 
-def _lost_slots(outcome: Outcome, hosts: Sequence[Host]) -> list[str]:
+def _lost_slots(outcome: AttemptResult, hosts: Sequence[Host]) -> list[str]:
     """The host of each slot that is lost, once for each.
 
     Besides the culprit's these are of ranks that ended at the same moment in a way that no

@@ -76,7 +76,7 @@ class Rendezvous:
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class AttemptEnvironment:
     """What all ranks of one attempt are told alike.
 
     Attributes:
@@ -100,7 +100,9 @@ class Shared:
     insecure_grpc: bool = False
 
 
-def rank_environment(base: Mapping[str, str], slot: Slot, shared: Shared) -> dict[str, str]:
+def rank_environment(
+    base: Mapping[str, str], slot: Slot, shared: AttemptEnvironment
+) -> dict[str, str]:
     """The whole environment of one rank, started from `base`."""
     placed = {
         RANK: slot.rank,
@@ -115,7 +117,7 @@ def rank_environment(base: Mapping[str, str], slot: Slot, shared: Shared) -> dic
     return environment
 
 
-def job_environment(base: Mapping[str, str], shared: Shared) -> dict[str, str]:
+def job_environment(base: Mapping[str, str], shared: AttemptEnvironment) -> dict[str, str]:
     """What does not depend on the rank; values of the user's win over defaults of libraries."""
     told = {
         TIMEOUT: f"{shared.timeout_s:g}",
@@ -134,7 +136,9 @@ def job_environment(base: Mapping[str, str], shared: Shared) -> dict[str, str]:
     return {**_defaults(shared), **base, **told}
 
 
-def exported(environment: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
+def exported_environment(
+    environment: Mapping[str, str], names: Mapping[str, str]
+) -> dict[str, str]:
     """The variables that go to another machine: known prefixes, and those that the user named."""
     return {
         name: value
@@ -167,7 +171,7 @@ def _gloo(slot: Slot, rendezvous: Rendezvous) -> dict[str, str]:
     }
 
 
-def _defaults(shared: Shared) -> dict[str, str]:
+def _defaults(shared: AttemptEnvironment) -> dict[str, str]:
     """Horovod warns of a stall well before, and gives up shortly after the ranks' own watchdogs.
 
     On one machine NCCL's ports are on the loopback, as all others.

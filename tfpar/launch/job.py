@@ -10,15 +10,15 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tfpar.launch.blame import Blame, Cause, Limits, Record, blame, in_trouble
+from tfpar.launch.blame import Blame, Cause, Limits, RankStatus, blame, must_end
 from tfpar.launch.command import exporting, local_command, ssh_command
-from tfpar.launch.environment import Shared, exported, rank_environment
+from tfpar.launch.environment import AttemptEnvironment, exported_environment, rank_environment
+from tfpar.launch.host_network import find_network, is_local, rank_addresses
 from tfpar.launch.hosts import Slot
-from tfpar.launch.network import find_network, is_local, rank_addresses
 from tfpar.launch.options import RunOptions
 from tfpar.launch.output import Output, say
 from tfpar.launch.processes import Process
-from tfpar.launch.rendezvous import horovod_installed, rendezvous
+from tfpar.launch.rendezvous import is_horovod_installed, rendezvous
 from tfpar.launch.report import table
 from tfpar.launch.supervisor import Supervisor
 from tfpar.spec.errors import TfparError
@@ -31,7 +31,7 @@ _SETTLE_S, _LONG_SETTLE_S = 0.5, 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class AttemptResult:
     """How an attempt ended.
 
     Attributes:
@@ -44,7 +44,7 @@ class Outcome:
 
     code: int
     blamed: tuple[Blame, ...]
-    records: tuple[Record, ...]
+    records: tuple[RankStatus, ...]
     interrupted: bool
     at: float
 
@@ -55,7 +55,7 @@ def run_attempt(
     attempt: int,
     signals: list[signal.Signals],
     environ: Mapping[str, str],
-) -> Outcome:
+) -> AttemptResult:
     """Run the command once on each slot until all ranks have ended.
 
     Args:
@@ -75,7 +75,7 @@ def run_attempt(
         meets = None
         if _over_horovod(options):
             meets = stack.enter_context(rendezvous(slots, network.address))
-        shared = Shared(
+        shared = AttemptEnvironment(
             options.backend,
             options.timeout_s,
             options.grace_s,
@@ -113,11 +113,11 @@ class _Job:
         self._processes: list[Process] = []
         self._stopped: set[int] = set()
 
-    def start(self, environ: Mapping[str, str], shared: Shared, output: Output) -> None:
+    def start(self, environ: Mapping[str, str], shared: AttemptEnvironment, output: Output) -> None:
         for slot in self._slots:
             variables = rank_environment({**environ, **self._options.env}, slot, shared)
             here = is_local(slot.hostname)
-            sent = None if here else exporting(exported(variables, self._options.env))
+            sent = None if here else exporting(exported_environment(variables, self._options.env))
             if here:
                 argv = local_command(self._options.command, self._options.grace_s)
             else:
@@ -137,7 +137,7 @@ class _Job:
                 raise TfparError(f"Cannot start rank {slot.rank} ({argv[0]}): {error}.") from error
             self._processes.append(process)
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> AttemptResult:
         """Wait for the end of all ranks, and bring it about once it has to be."""
         blamed: list[Blame] = []
         while self._any_running() and not self._signals and not blamed:
@@ -168,10 +168,10 @@ class _Job:
         self._news.wait(_TICK_S)  # signals are looked for as often
         self._news.clear()
 
-    def _records(self) -> list[Record]:
+    def _records(self) -> list[RankStatus]:
         signs = self._supervisor.signs()
         return [
-            Record(
+            RankStatus(
                 slot.rank,
                 slot.hostname,
                 not is_local(slot.hostname),
@@ -189,7 +189,7 @@ class _Job:
         None if nothing is wrong, or no longer: a rank may be heard of late.
         """
         start = now = time.monotonic()
-        if not in_trouble(self._records(), self._limits, now):
+        if not must_end(self._records(), self._limits, now):
             return []
         while True:
             records = self._records()
@@ -233,7 +233,7 @@ class _Job:
         records = self._records()
         return [Blame(records[b.record.rank], b.cause, b.at) for b in blamed]
 
-    def _interrupted(self) -> Outcome:
+    def _interrupted(self) -> AttemptResult:
         """The ranks get the signal, and time to save what they have; their exit codes decide."""
         number = self._signals[0]
         say(f"{number.name}: told all ranks; they have {self._options.grace_s:g} s to end.")
@@ -246,20 +246,22 @@ class _Job:
         say(f"ended by {number.name}.\n{table(records, time.monotonic())}")
         return self._outcome(own[0] if own else 128 + number, [], interrupted=True)
 
-    def _outcome(self, code: int, blamed: Sequence[Blame], *, interrupted: bool = False) -> Outcome:
+    def _outcome(
+        self, code: int, blamed: Sequence[Blame], *, interrupted: bool = False
+    ) -> AttemptResult:
         for process in self._processes:
             process.finish()
         records = tuple(self._records())
-        return Outcome(code, tuple(blamed), records, interrupted, time.monotonic())
+        return AttemptResult(code, tuple(blamed), records, interrupted, time.monotonic())
 
 
 def _over_horovod(options: RunOptions) -> bool:
     if options.backend is None:
-        return horovod_installed()
+        return is_horovod_installed()
     return options.backend == "horovod"
 
 
-def _are_heard_out(records: Sequence[Record]) -> bool:
+def _are_heard_out(records: Sequence[RankStatus]) -> bool:
     """Whether all is known that ranks said before they exited: their connections have ended, too.
 
     A rank may say that another one's end is why it fails, and exit before that has been read.

@@ -9,11 +9,11 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from tfpar.launch.blame import Limits, Record, blame
+from tfpar.launch.blame import Limits, RankStatus, blame
 from tfpar.launch.command import local_command, mpirun_command
-from tfpar.launch.environment import Shared, exported, job_environment
+from tfpar.launch.environment import AttemptEnvironment, exported_environment, job_environment
+from tfpar.launch.host_network import find_network, rank_addresses
 from tfpar.launch.hosts import Host, Slot, allocate
-from tfpar.launch.network import find_network, rank_addresses
 from tfpar.launch.options import RunOptions
 from tfpar.launch.output import Output, say
 from tfpar.launch.processes import Process
@@ -47,7 +47,7 @@ def run_mpi(
     with contextlib.ExitStack() as stack:
         supervisor = Supervisor(network.address, num_ranks, news)
         stack.callback(supervisor.close)
-        shared = Shared(
+        shared = AttemptEnvironment(
             options.backend,
             options.timeout_s,
             options.grace_s,
@@ -61,7 +61,7 @@ def run_mpi(
             options.insecure_grpc,
         )
         variables = job_environment({**environ, **options.env}, shared)
-        names = list(exported(variables, options.env))
+        names = list(exported_environment(variables, options.env))
         argv = mpirun_command(hosts, num_ranks, names, options)
         if options.verbose:
             say(" ".join(argv))
@@ -104,7 +104,7 @@ def _report(options: RunOptions, slots: Sequence[Slot], supervisor: Supervisor, 
     say(f"mpirun ended with exit code {code}.")
     signs, now = supervisor.signs(), time.monotonic()
     # Which of them mpirun has ended is not known here.
-    records = [Record(s.rank, s.hostname, False, None, True, signs.get(s.rank)) for s in slots]
+    records = [RankStatus(s.rank, s.hostname, False, None, True, signs.get(s.rank)) for s in slots]
     blamed = blame(records, Limits(options.timeout_s, options.start_timeout_s), now)
     if blamed:
         say(report(blamed, records, now))

@@ -21,7 +21,7 @@ _START_UP = re.compile(
 )
 
 
-class Lines:
+class LineSplitter:
     """Cuts a stream of bytes at line feeds and carriage returns (progress bars)."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
-from tfpar.launch.output import Lines, Output, tells_nothing
+from tfpar.launch.output import LineSplitter, Output, tells_nothing
 
 _TAIL_LINES = 40
 _CHUNK = 1 << 16
@@ -122,7 +122,7 @@ class Process:
             self._process.stdin.flush()
 
     def _pump(self, stream: IO[bytes], name: str) -> None:
-        lines = Lines()
+        lines = LineSplitter()
         with stream, self._output.file(self._label or "all", name) as copy:
             while data := os.read(stream.fileno(), _CHUNK):
                 with contextlib.suppress(OSError):  # a full disk ends no rank

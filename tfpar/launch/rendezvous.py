@@ -13,7 +13,7 @@ from tfpar.launch.hosts import Slot
 from tfpar.spec.errors import TfparError
 
 
-def horovod_installed() -> bool:
+def is_horovod_installed() -> bool:
     return importlib.util.find_spec("horovod") is not None
 
 

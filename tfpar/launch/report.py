@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 
-from tfpar.launch.activities import described
-from tfpar.launch.beacon import Reached
-from tfpar.launch.blame import Blame, Cause, Record
+from tfpar.launch.activities import describe_activity
+from tfpar.launch.beacon import TaskProgress
+from tfpar.launch.blame import Blame, Cause, RankStatus
 
 _MESSAGE_CHARACTERS = 400
 _HEADERS = ("rank", "host", "at", "stage", "task", "for", "end")
@@ -29,7 +29,7 @@ def loss(blamed: Blame) -> str:
     return f"{_who(blamed.record)} was lost: {_short(blamed)}{_where(blamed.record)}"
 
 
-def report(blamed: Sequence[Blame], records: Sequence[Record], now: float) -> str:
+def report(blamed: Sequence[Blame], records: Sequence[RankStatus], now: float) -> str:
     """The headline, a table of all ranks, and the end of the culprit's stderr."""
     parts = [headline(blamed), *_advice(blamed, records), table(records, now)]
     culprit = blamed[0].record
@@ -39,7 +39,7 @@ def report(blamed: Sequence[Blame], records: Sequence[Record], now: float) -> st
     return "\n".join(parts)
 
 
-def _advice(blamed: Sequence[Blame], records: Sequence[Record]) -> list[str]:
+def _advice(blamed: Sequence[Blame], records: Sequence[RankStatus]) -> list[str]:
     """What to look at where ranks wait for each other in different places."""
     cause, culprits = blamed[0].cause, [b.record.rank for b in blamed]
     others = [r for r in records if r.rank not in culprits and r.signs is not None]
@@ -54,7 +54,7 @@ def _advice(blamed: Sequence[Blame], records: Sequence[Record]) -> list[str]:
     ]
 
 
-def table(records: Sequence[Record], now: float) -> str:
+def table(records: Sequence[RankStatus], now: float) -> str:
     """What each rank was at, since when, and how it ended."""
     rows = _columns([_HEADERS, *(_row(record, now) for record in records)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -72,7 +72,7 @@ def _columns(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
     return [tuple(row[i] for i in kept) for row in rows]
 
 
-def _row(record: Record, now: float) -> tuple[str, ...]:
+def _row(record: RankStatus, now: float) -> tuple[str, ...]:
     at, since, stages, task = "", "", "", ""
     if record.signs is not None:
         ended = record.exit.at if record.exit is not None else now
@@ -82,14 +82,14 @@ def _row(record: Record, now: float) -> tuple[str, ...]:
     return str(record.rank), record.host, at, stages, task, since, _ending(record)
 
 
-def _task(reached: Reached | None) -> str:
+def _task(reached: TaskProgress | None) -> str:
     if reached is None:
         return ""
     shown = {"waits": "{} (waits)", "runs": "{}", "done": "after {}"}[reached.state]
     return shown.format(reached.task)
 
 
-def _ending(record: Record) -> str:
+def _ending(record: RankStatus) -> str:
     failure = record.signs.failure if record.signs is not None else None
     told = ""
     if failure is not None:
@@ -123,7 +123,7 @@ def _why(blamed: Blame) -> str:
         Cause.LEFT_EARLY: f"came to its end{at}, while other ranks went on",
         Cause.FEWER_BATCHES: f"has had fewer batches than others: it is{at} after "
         f"{signs.steps if signs else 0} steps",
-        Cause.ELSEWHERE: f"is{described(at)}, and the others are not",
+        Cause.ELSEWHERE: f"is{describe_activity(at)}, and the others are not",
         Cause.HUNG: f"hung{at}, while the others waited or had ended",
         Cause.PEER: f"failed{at}{with_code} because another rank had ended, of which nothing is "
         f"known: {told}",
@@ -140,7 +140,7 @@ def _short(blamed: Blame) -> str:
     return cause
 
 
-def _where(record: Record) -> str:
+def _where(record: RankStatus) -> str:
     if record.signs is None:
         return ""
     activity = record.signs.activity
@@ -149,7 +149,7 @@ def _where(record: Record) -> str:
     return at if within is None else f"{at}, {within.described}"
 
 
-def _who(record: Record) -> str:
+def _who(record: RankStatus) -> str:
     stages = record.signs.stages if record.signs is not None else ()
     runs = f", stage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))}" if stages else ""
     return f"rank {record.rank} (host {record.host}{runs})"

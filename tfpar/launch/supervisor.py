@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tfpar.launch.beacon import Reached
+from tfpar.launch.beacon import TaskProgress
 from tfpar.launch.bounded_server import BoundedServer
 
 _HELLO_S = 10.0
@@ -64,7 +64,7 @@ class Signs:
     lost_at: float | None = None
     stages: tuple[int, ...] = ()
     steps: int = 0
-    reached: Reached | None = None
+    reached: TaskProgress | None = None
     rank_multiple: int | None = None
 
 
@@ -159,7 +159,7 @@ class Supervisor:
                     since=now - float(message["age"]),
                     stages=tuple(map(int, message["stages"])),
                     steps=int(message["steps"]),
-                    reached=Reached(*message["reached"]) if message["reached"] else None,
+                    reached=TaskProgress(*message["reached"]) if message["reached"] else None,
                 )
             elif say == "multiple":
                 signs = replace(signs, rank_multiple=max(1, int(message["ranks"])))

@@ -12,12 +12,12 @@ import keras
 import tensorflow as tf
 
 from tfpar.keras import adapter
-from tfpar.monitor.files import Files
+from tfpar.monitor.files import MonitorWriter
 from tfpar.monitor.meter import Meter, Tally
-from tfpar.monitor.watched import Watched
+from tfpar.monitor.monitored_model import MonitoredModel
 from tfpar.search.objective import UNCERTAINTY
 from tfpar.spec import TfparError, arguments
-from tfpar.steps.replanned import check_can_replan
+from tfpar.steps.replanning import check_can_replan
 
 ENOUGH_STEPS = 20
 """How many steps are timed before they are held against the prediction, or a plan is judged."""
@@ -87,11 +87,11 @@ class Monitor(keras.callbacks.Callback):
         self.compare = arguments.flag("compare", compare)
         self.replan = arguments.optional(_part, "replan", replan)
         self.figures: dict[str, float] = {}
-        self._files: Files | None = None
+        self._files: MonitorWriter | None = None
         self._steps = self._since = self._epoch = self._batch = 0
-        self._watch(Watched(None))
+        self._watch(MonitoredModel(None))
 
-    def _watch(self, watched: Watched) -> None:
+    def _watch(self, watched: MonitoredModel) -> None:
         """Watch a model from now on."""
         self._watched, self._meter = watched, Meter()
         self._lately, self._this_epoch = Tally(), Tally()  # since the last report, and the epoch
@@ -111,10 +111,10 @@ class Monitor(keras.callbacks.Callback):
                 )
             check_can_replan(state.session)
         if self._watched.state is not state:
-            self._watch(Watched(state))
+            self._watch(MonitoredModel(state))
         if self.folder is not None:
             self._files = self._watched.first(
-                "opening files", functools.partial(Files, self.folder)
+                "opening files", functools.partial(MonitorWriter, self.folder)
             )
 
     def on_train_end(self, logs=None):
@@ -222,5 +222,5 @@ def _part(name: str, value: Any) -> float:
     expected = "a part of a step, from 0 to below 1, or None"
     found = arguments.number(name, value, least=0, expected=expected)
     if found >= 1:
-        raise arguments.refused(name, value, expected)
+        raise arguments.argument_error(name, value, expected)
     return found

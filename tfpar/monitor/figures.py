@@ -20,7 +20,7 @@ DEVICE_PEAK, PROCESS_PEAK = "device_peak_mb", "process_peak_mb"
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
+class StepVolume:
     """What a step does, whatever it takes.
 
     Attributes:
@@ -36,7 +36,7 @@ class Work:
     moved_bytes: float
 
     @classmethod
-    def of(cls, executable: Executable, plan: Plan) -> Work:
+    def of(cls, executable: Executable, plan: Plan) -> StepVolume:
         """That of a compiled step that runs by `plan`."""
         partitioned, machines = executable.partitioned, plan.cluster
         ideal_s = None
@@ -72,7 +72,7 @@ class Times(NamedTuple):
 
 
 def figures(
-    times: Times, ran: Mapping[Any, int], works: Mapping[Any, Work], plan: Plan | None
+    times: Times, ran: Mapping[Any, int], works: Mapping[Any, StepVolume], plan: Plan | None
 ) -> dict[str, float]:
     """By their names in Keras's logs; the same names whatever was timed.
 

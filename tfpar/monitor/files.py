@@ -20,7 +20,7 @@ logger = logging.getLogger("tfpar")
 LINES = "monitor.jsonl"
 
 
-class Files:
+class MonitorWriter:
     """The files of one training, in one folder, which is made if need be.
 
     Lines are added to those that are there: one object each, whole, and on disk at once. Scalars

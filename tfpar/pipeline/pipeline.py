@@ -12,7 +12,7 @@ from tfpar.pipeline.schedule import Schedule
 from tfpar.pipeline.statistics import BATCH_STATISTICS, BatchStatisticsOf
 from tfpar.pipeline.tasks import LAST
 from tfpar.spec import ArgumentError
-from tfpar.spec.arguments import flag, integer, one_of, refused
+from tfpar.spec.arguments import argument_error, check_choice, flag, integer
 
 AUTO: Literal["auto"] = "auto"
 """In place of a `Pipeline`: the planner decides whether there is one, and which. In place of a
@@ -77,8 +77,8 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         flag("recompute", self.recompute)
-        one_of("batch_statistics", self.batch_statistics, BATCH_STATISTICS)
-        one_of("search", self.search, SEARCHES)
+        check_choice("batch_statistics", self.batch_statistics, BATCH_STATISTICS)
+        check_choice("search", self.search, SEARCHES)
         integer("seed", self.seed, 0)
         if self.stages == AUTO:
             self._check_searched()
@@ -99,7 +99,7 @@ class Pipeline:
         names = [*FAMILIES, AUTO]
         if not isinstance(self.schedule, str) or self.schedule not in names:
             expected = f"one of {', '.join(map(repr, names))}, or a tap.Schedule"
-            raise refused("schedule", self.schedule, expected)
+            raise argument_error("schedule", self.schedule, expected)
         if self.picks_schedule and self.virtual_stages is not None:
             integer("virtual_stages", self.virtual_stages, 1)
         elif not self.picks_schedule:
@@ -165,7 +165,7 @@ class Pipeline:
         ):
             if asked is not None and asked != found:
                 has = "lines (sets of ranks)" if name == "stages" else name
-                raise refused(name, asked, f"{found}: the schedule has {found} {has}")
+                raise argument_error(name, asked, f"{found}: the schedule has {found} {has}")
 
     @functools.cached_property
     def order(self) -> Schedule:

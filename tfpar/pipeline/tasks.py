@@ -81,7 +81,7 @@ _WORDS: dict[Kind, str] = {
 }
 
 
-def named(tasks: list[Task], most: int = 6) -> str:
+def format_tasks(tasks: list[Task], most: int = 6) -> str:
     """Tasks as a message lists them: `0F1, 0B1 and 3 more`."""
     shown = ", ".join(map(str, tasks[:most]))
     return shown if len(tasks) <= most else f"{shown} and {len(tasks) - most} more"

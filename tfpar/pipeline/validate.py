@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfpar.pipeline.tasks import SCHEDULED, Task, named
+from tfpar.pipeline.tasks import SCHEDULED, Task, format_tasks
 from tfpar.spec import ScheduleError
-from tfpar.spec.arguments import as_integer, listed, shown
+from tfpar.spec.arguments import check_list, shown, to_integer
 
 Orders = tuple[tuple[Task, ...], ...]
 
@@ -19,8 +19,8 @@ def read_orders(orders: Any) -> Orders:
         ScheduleError: what is no task, or none that a schedule orders.
     """
     expected = "for each set of ranks, the tasks that it runs"
-    rows = enumerate(listed("orders", orders, expected))
-    found = [listed(f"orders[{actor}]", row, expected) for actor, row in rows]
+    rows = enumerate(check_list("orders", orders, expected))
+    found = [check_list(f"orders[{actor}]", row, expected) for actor, row in rows]
     return tuple(
         tuple(_task(task, f"Task {at} of actor {actor}") for at, task in enumerate(order))
         for actor, order in enumerate(found)
@@ -30,7 +30,7 @@ def read_orders(orders: Any) -> Orders:
 def _task(value: Any, where: str) -> Task:
     fields = tuple(value) if isinstance(value, tuple | list) else ()
     if len(fields) == 3 and fields[0] in SCHEDULED:
-        kind, stage, micro = fields[0], as_integer(fields[1]), as_integer(fields[2])
+        kind, stage, micro = fields[0], to_integer(fields[1]), to_integer(fields[2])
         if stage is not None and micro is not None and min(stage, micro) >= 0:
             return Task(kind, stage, micro)
     given = str(value) if isinstance(value, Task) else shown(value)
@@ -103,8 +103,9 @@ def _check_each(places: dict[Task, tuple[int, int]], stages: int, micros: int) -
             halves = [task for task in (half, weights) if task in places]
             if whole in places and halves:
                 raise ScheduleError(
-                    f"The schedule has {whole}, a whole backward pass, and {named(halves)}, a half "
-                    f"of the same: it can have {whole}, or {half} and {weights}."
+                    f"The schedule has {whole}, a whole backward pass, and "
+                    f"{format_tasks(halves)}, a half of the same: it can have {whole}, "
+                    f"or {half} and {weights}."
                 )
             needed = [forward, half, weights] if halves else [forward, whole]
             lacking += [task for task in needed if task not in places]
@@ -117,6 +118,6 @@ def _check_each(places: dict[Task, tuple[int, int]], stages: int, micros: int) -
                     )
         if lacking:
             raise ScheduleError(
-                f"The schedule lacks {named(lacking)}: each of {stages} stages needs a forward and "
-                f"a backward pass (B, or I and W) of each of {micros} microbatches."
+                f"The schedule lacks {format_tasks(lacking)}: each of {stages} stages needs a "
+                f"forward and a backward pass (B, or I and W) of each of {micros} microbatches."
             )

@@ -9,7 +9,7 @@ from tfpar.cluster.description import Cluster
 from tfpar.cost.cost import Cost
 from tfpar.cost.evaluate import evaluate
 from tfpar.ir.collection import collection_paused
-from tfpar.plans import Plan, PricedPlan
+from tfpar.plans import Plan, PricedCandidate
 from tfpar.propagation.engine import propagate
 from tfpar.search.laid import lay_out
 from tfpar.search.model.folded_model import folded_model
@@ -57,8 +57,8 @@ def _with_baselines(plan: Plan, problem: Problem, cluster: Cluster) -> Plan:
         laid = propagate(model.prepared, mesh, model.data_parallel_anchors(fed))
         split = evaluate(laid, cluster, model.roles, problem.state_ratio)
     found = (
-        PricedPlan("one device", alone.seconds, alone.memory_bytes),
-        PricedPlan("data parallel", split.seconds, split.memory_bytes),
+        PricedCandidate("one device", alone.seconds, alone.memory_bytes),
+        PricedCandidate("data parallel", split.seconds, split.memory_bytes),
     )
     return dataclasses.replace(plan, baselines=found[: 1 if ranks == 1 else 2])
 

@@ -26,7 +26,7 @@ from tfpar.planning.candidates import (
 from tfpar.planning.drive import Evaluator, SearchResult
 from tfpar.planning.placing import Placing, Proposing
 from tfpar.planning.relaxed_estimate import RelaxedEstimate
-from tfpar.plans import Plan, Rival
+from tfpar.plans import Plan, RejectedCandidate
 from tfpar.search.objective import UNCERTAINTY
 from tfpar.spec import (
     ArgumentError,
@@ -132,7 +132,7 @@ class EnumeratePipelines(Placing):
         self._why_enough = why_enough
         self._cuts = _divisors(batch_size or 1)
         self._found: list[Candidate] = []
-        self._lost: list[Rival] = []
+        self._lost: list[RejectedCandidate] = []
         self._left: dict[str, list[int]] = {}
         self._errors: dict[int, TfparError] = {}
         self._deferred: dict[int, Deferred] = {}
@@ -180,9 +180,11 @@ class EnumeratePipelines(Placing):
         without = (c for c in self._found if c.plan.stages is None and c.seconds <= near)
         best = next(without, None) or min(self._found, key=_order)
         others = sorted((one for one in self._found if one is not best), key=_order)
-        rivals = [Rival(name_of_plan(c.plan), c.plan.cost, plan=c.plan) for c in others]
+        rivals = [RejectedCandidate(name_of_plan(c.plan), c.plan.cost, plan=c.plan) for c in others]
         left = [
-            Rival(f"{', '.join(map(str, numbers))} stages", None, f"not searched: {why}")
+            RejectedCandidate(
+                f"{', '.join(map(str, numbers))} stages", None, f"not searched: {why}"
+            )
             for why, numbers in self._left.items()
         ]
         plan = dataclasses.replace(best.plan, rivals=(*rivals, *self._lost, *left))
@@ -263,7 +265,7 @@ class EnumeratePipelines(Placing):
             first = yield from self._first(tries)
         except (PlanError, ScheduleError, SpecError) as error:
             self._errors[number] = error
-            self._lost.append(Rival(_stages_text(number), None, reason_of(error)))
+            self._lost.append(RejectedCandidate(_stages_text(number), None, reason_of(error)))
             return
         if first.plan.cost is None:
             self._unpriced = first

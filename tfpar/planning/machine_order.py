@@ -18,9 +18,9 @@ from tfpar.cluster.description import Cluster
 from tfpar.cluster.network import likeness
 from tfpar.cost.closed_form import pipeline_seconds
 from tfpar.cost.collectives import collective_seconds, transfer_seconds
-from tfpar.pipeline.placed import groups_of
+from tfpar.pipeline.actor_ranks import groups_of
 from tfpar.planning.candidates import Order
-from tfpar.search.stages.paces import average_seconds
+from tfpar.search.stages.slowdowns import balanced_seconds
 from tfpar.spec import Mesh
 
 PLANNED = 2
@@ -87,7 +87,7 @@ class PlacementWorkload:
         """Seconds of a step whose stages are placed so."""
         parts, size, micro = slots.parts(order), slots.size, self.microbatches
         paces = [self.seconds(part) for part in parts]
-        each = average_seconds(1.0, paces) / (size * micro)
+        each = balanced_seconds(1.0, paces) / (size * micro)
         sent = [0.0]
         cluster = slots.cluster.part(order) if order else slots.cluster
         for actor in range(slots.actors - 1):

@@ -30,7 +30,7 @@ class PlanRequest:
         pipeline: the stages and microbatches of a training step; None: one of each.
         budget: what each search may take.
         owners: the stages that variables of the pipeline lie in already, by name.
-        ranks: of the job, one actor of the pipeline after the other (`PlannedStages`); None: the
+        ranks: of the job, one actor of the pipeline after the other (`PipelinePlan`); None: the
             search places them.
         progress: is told of the search as it goes on.
         meshes: the logical meshes to choose from; by default all that the ranks can be laid in.

@@ -7,10 +7,10 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 
-from tfpar.cluster.changed import with_links
 from tfpar.cluster.description import Cluster
+from tfpar.cluster.scaling import scale_bandwidth
 from tfpar.cost.cost import Cost
-from tfpar.cost.idle import with_idle_parts
+from tfpar.cost.idle_breakdown import split_idle_time
 from tfpar.ir.collection import collection_paused
 from tfpar.pipeline import Pipeline
 from tfpar.planning.candidates import (
@@ -36,13 +36,14 @@ from tfpar.search.price import (
     make_step_pricer,
     slowest_ranks,
 )
-from tfpar.search.stages.priced import CutPlan
-from tfpar.search.stages.turning import links_to_win
+from tfpar.search.stages.break_even import find_break_even_factor
+from tfpar.search.stages.pipeline_pricing import PipelinePricer
 from tfpar.spec import MemoryLimitError, PlanError, ScheduleError
 
 
 def attach_idle_times(result: SearchResult, cluster: Cluster, batch_size: int | None) -> Plan:
-    """The best plan and its rivals, with what ranks wait for by what would end it (`cost.idle`).
+    """The best plan and its rivals, with what ranks wait for by what would end it
+    (`cost.idle_breakdown`).
 
     Args:
         cluster: of all ranks.
@@ -54,11 +55,11 @@ def attach_idle_times(result: SearchResult, cluster: Cluster, batch_size: int | 
         if plan.stages is None or plan.cost is None:
             return plan
         with collection_paused():
-            cut = CutPlan.of(plan, candidate.problem)
+            cut = PipelinePricer.of(plan, candidate.problem)
             assert cut is not None, "a step that trains"
             slow = slowest_ranks(PipelineStepPricer(cut, cluster), plan, cluster, batch_size)
             prices = cut.prices(plan, cluster, *slow)
-            cost = with_idle_parts(plan.cost, prices, plan.stages.schedule)
+            cost = split_idle_time(plan.cost, prices, plan.stages.schedule)
             return dataclasses.replace(plan, cost=cost)
 
     best = explain(result.best)
@@ -100,7 +101,7 @@ def attach_break_even(
 
     cost = plan.rivals[0].cost
     assert cost is not None, "a rival that was found"
-    links = links_to_win(wins, _waits(cost) > _waits(plan.cost), request.budget.start())
+    links = find_break_even_factor(wins, _waits(cost) > _waits(plan.cost), request.budget.start())
     rivals = (dataclasses.replace(plan.rivals[0], links=links), *plan.rivals[1:])
     return dataclasses.replace(plan, rivals=rivals)
 
@@ -122,7 +123,7 @@ class LinkFactorEvaluator:
         factor: float,
         enough: Enough,
     ) -> None:
-        self.cluster = with_links(request.cluster, factor)
+        self.cluster = scale_bandwidth(request.cluster, factor)
         self._steps, self._request, self._enough = steps, request, enough
 
     def evaluate(self, proposal: Proposal) -> Candidate | None:

@@ -16,7 +16,7 @@ from tfpar.planning.memory.lower_limit import Layout, LowerLimit
 from tfpar.plans import Plan
 from tfpar.search.as_planned import as_planned
 from tfpar.search.at_peak import AtPeak
-from tfpar.search.batch import with_batch_split
+from tfpar.search.batch_axes import infer_batch_axes
 from tfpar.search.cache import PlanCache, problem_digest
 from tfpar.search.chunks import choose_num_chunks
 from tfpar.search.conflicts import Conflict, Relaxed, conflict_error, find_conflict
@@ -141,11 +141,11 @@ def _find_conflict(problem: Problem, planner: Planner, relaxed: Relaxed) -> Conf
 def _find_best(problem: Problem, planner: Planner) -> Plan:
     """The planner's plan, fitting or not, as it runs: in microbatches, or in chunks if it fits."""
     if problem.microbatches == 1:
-        plan = with_batch_split(solve_under_memory_limit(problem, planner), problem)
+        plan = infer_batch_axes(solve_under_memory_limit(problem, planner), problem)
         if plan.cost is None or problem.excess(plan.cost):
             return plan
         return choose_num_chunks(plan, problem)
-    layout = with_batch_split(solve_under_memory_limit(problem, planner), problem)
+    layout = infer_batch_axes(solve_under_memory_limit(problem, planner), problem)
     source = MicrobatchLayouts(problem, planner)
     first = source.price(layout, problem)
     fit = MemoryFit(lambda plan: problem.excess(plan.cost))
@@ -165,7 +165,7 @@ class MicrobatchLayouts:
 
     def find(self, limit: float) -> Layout:
         asked = self.problem.aiming(memory_limit=limit)
-        plan = with_batch_split(solve_under_memory_limit(asked, self.planner), asked)
+        plan = infer_batch_axes(solve_under_memory_limit(asked, self.planner), asked)
         return self.price(plan, asked)
 
     def price(self, layout: Plan, asked: Problem) -> Layout:

@@ -15,21 +15,21 @@ from tfpar.ir.planning_graph import planning_graph
 from tfpar.ir.roles import BACKWARD, Roles, trains
 from tfpar.ir.step import StepGraph
 from tfpar.pipeline import Pipeline
+from tfpar.pipeline.colocation import readers_of
 from tfpar.pipeline.graph import check_schedule
 from tfpar.pipeline.step_graph import stage_graph_of
 from tfpar.pipeline.step_stages import assignable, stages_of_step
-from tfpar.pipeline.together import readers_of
-from tfpar.pipeline.with_variables import with_what_they_read
-from tfpar.plans import Plan, PlannedStages
-from tfpar.propagation.prepared import prepare
+from tfpar.pipeline.variable_stages import infer_variable_stages
+from tfpar.plans import PipelinePlan, Plan
+from tfpar.propagation.prepared_graph import prepare
 from tfpar.search.deadline import Deadline
 from tfpar.search.memo import Memo
 from tfpar.search.stages.bounds import TooManyStages
-from tfpar.search.stages.cuts import Stages
-from tfpar.search.stages.from_step import assign_step
-from tfpar.search.stages.links import Links
-from tfpar.search.stages.one_device import OneDevice
-from tfpar.search.stages.rooms import Laid
+from tfpar.search.stages.links import StageLinks
+from tfpar.search.stages.memory_budget import PricedAssignment
+from tfpar.search.stages.op_times import SingleDeviceProfile
+from tfpar.search.stages.order_partition import Stages
+from tfpar.search.stages.unit_builder import assign_step
 from tfpar.search.stages.units import UnitGraph
 from tfpar.spec import PlanError
 
@@ -64,7 +64,7 @@ def assign_stages(
             where no constraint says otherwise. If they cannot all stay, all may move: a model that
             was compiled again may read them in another order.
         part: the step is part of what the constraints speak of: they may match nothing in it.
-        ranks: of the job, one set of ranks after the other; see `PlannedStages`.
+        ranks: of the job, one set of ranks after the other; see `PipelinePlan`.
         before: the same plan in stages that were priced and do not fit into the memory of their
             devices: others are found, in which those that store too much get less.
         deadline: what is found by then is used.
@@ -91,7 +91,7 @@ def assign_stages(
     uncut = steps[jit_compile]
     cut, roles, ops, lying = uncut.graph, uncut.roles, uncut.ops, owners or {}
     fixed = resolve_stages(constraints, cut, ops, schedule.num_stages, must_match=not part)
-    planned: PlannedStages | None = None
+    planned: PipelinePlan | None = None
     needed = trains(cut, roles)
     if ops and (needed or not _weights_lie(cut, lying)):
         kept = {**dict(_first_readers(cut, ops, lying)), **fixed}
@@ -147,20 +147,20 @@ def _with_variables(
     pipeline: Pipeline,
     lying: Mapping[str, int],
     fixed: Mapping[Op, int],
-) -> tuple[PlannedStages, dict[Op, int]]:
+) -> tuple[PipelinePlan, dict[Op, int]]:
     """The stages of a step that trains nothing and runs where its variables lie; and of its ops."""
-    forward = with_what_they_read(graph, ops, lying, fixed)
+    forward = infer_variable_stages(graph, ops, lying, fixed)
     stage = stages_of_step(graph, roles, forward, lying)
     owners = {v.name: stage[v.handle.op] for v in graph.variables}
-    return PlannedStages(pipeline.order, {}, pipeline.recompute, owners), stage
+    return PipelinePlan(pipeline.order, {}, pipeline.recompute, owners), stage
 
 
-def _laid(plan: Plan | None, ops: Sequence[Op]) -> Laid | None:
+def _laid(plan: Plan | None, ops: Sequence[Op]) -> PricedAssignment | None:
     """Where ops are that an earlier plan has in stages, and what these hold."""
     stages = None if plan is None else plan.stages
     if stages is None or stages.cost is None:
         return None
-    return Laid(stages.forward_stages(ops), stages.schedule.actors, stages.cost)
+    return PricedAssignment(stages.forward_stages(ops), stages.schedule.actors, stages.cost)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -184,9 +184,9 @@ class _Uncut:
         return cls(graph, roles, assignable(graph, roles))
 
     @functools.cached_property
-    def alone(self) -> OneDevice:
+    def alone(self) -> SingleDeviceProfile:
         """What its ops take on one device."""
-        return OneDevice(prepare(self.graph), self.roles)
+        return SingleDeviceProfile(prepare(self.graph), self.roles)
 
 
 def _assigned(
@@ -195,11 +195,11 @@ def _assigned(
     cluster: Cluster,
     size: int,
     *,
-    laid: Laid | None,
+    laid: PricedAssignment | None,
     memo: Memo,
     fixed: Mapping[Op, int],
     deadline: Deadline,
-) -> PlannedStages:
+) -> PipelinePlan:
     """The stages of a step that has something to do in each of them; see `assign_step`.
 
     Args:
@@ -209,9 +209,9 @@ def _assigned(
     """
     order = pipeline.order
     paces = step.alone.paces(cluster, order.actors, size)
-    links = Links(cluster, tuple(order.actors), size, order.num_microbatches)
+    links = StageLinks(cluster, tuple(order.actors), size, order.num_microbatches)
 
-    def found(between: Links | None) -> _Assigned:
+    def found(between: StageLinks | None) -> _Assigned:
         seconds = step.alone.seconds(cluster)
         units, assignment = assign_step(
             step.graph,
@@ -239,7 +239,7 @@ def _assigned(
     if key not in known:
         known[key] = found(None)
     best = known[key]
-    if links.keep(best.graph, best.stages, paces):
+    if links.is_link_bound(best.graph, best.stages, paces):
         linked = *key, links
         if linked not in known:
             known[linked] = found(links)
@@ -263,7 +263,7 @@ class UncutSteps(dict[bool, "_Uncut"]):
 class _Assigned(NamedTuple):
     """Stages, and the units that they were found with."""
 
-    planned: PlannedStages
+    planned: PipelinePlan
     graph: UnitGraph
     stages: Stages
     cut_short: bool
@@ -271,7 +271,7 @@ class _Assigned(NamedTuple):
 
 def _planned(
     graph: Graph, roles: Roles, forward: Mapping[Op, int], pipeline: Pipeline
-) -> PlannedStages:
+) -> PipelinePlan:
     """The stages of a forward pass.
 
     What lies in no scope and has no gradients (metrics, masks of labels) goes with what it reads or
@@ -281,11 +281,11 @@ def _planned(
     bound = _with_gradients(graph, roles)
     kept = {op: stage for op, stage in forward.items() if "/" in op.name or op in bound}
     with contextlib.suppress(PlanError):  # no stage without ops, no variable written in two
-        known = PlannedStages.of(pipeline.order, kept, pipeline.recompute).forward_stages(forward)
+        known = PipelinePlan.of(pipeline.order, kept, pipeline.recompute).forward_stages(forward)
         settled = {op: known.get(op, stage) for op, stage in forward.items()}
         stages_of_step(graph, roles, settled)
         forward = settled
-    return PlannedStages.of(pipeline.order, forward, pipeline.recompute)
+    return PipelinePlan.of(pipeline.order, forward, pipeline.recompute)
 
 
 def _with_gradients(graph: Graph, roles: Roles) -> set[Op]:
@@ -316,7 +316,7 @@ def _first_readers(
             yield min(touching, key=place.__getitem__), owners[variable.name]
 
 
-def _owners(step: StepGraph, planned: PlannedStages) -> dict[str, int]:
+def _owners(step: StepGraph, planned: PipelinePlan) -> dict[str, int]:
     """The stage of each variable of the whole step, slots and other state included."""
     roles = Roles.of(step.graph, step.gradient_tensors)
     forward = planned.forward_stages(assignable(step.graph, roles))

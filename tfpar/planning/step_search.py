@@ -35,7 +35,7 @@ from tfpar.planning.solve import Interrupted, find_plan, interruptible
 from tfpar.planning.stage_planner import assign_stages
 from tfpar.planning.stopping import Enough
 from tfpar.plans import Plan
-from tfpar.plans.alike import runs_as
+from tfpar.plans.equivalence import execution_key
 from tfpar.search.cache import PlanCache
 from tfpar.search.deadline import Deadline
 from tfpar.search.memory_errors import check_room
@@ -43,7 +43,7 @@ from tfpar.search.meshes import LogicalMesh
 from tfpar.search.price import price_plan
 from tfpar.search.problem import Planner, Problem
 from tfpar.search.so_far import MakePlan, Offer, SearchInterrupted
-from tfpar.search.stages.priced import scheduled_plan
+from tfpar.search.stages.pipeline_pricing import price_best_schedule
 from tfpar.spec import Mesh, PlanError, ScheduleError, Spec, TfparError
 
 
@@ -213,7 +213,7 @@ class StepEvaluator:
                     candidate = self._in_shares_of(base, plan)
                 case BestSchedule(base):
                     equal = dataclasses.replace(base.plan, shares={})
-                    plan = scheduled_plan(equal, base.problem, self._request.cluster)
+                    plan = price_best_schedule(equal, base.problem, self._request.cluster)
                     candidate = self._in_shares_of(base, plan)
                 case OtherStages(base, pipeline):
                     candidate = self._in_shares_of(base, self._cut_again(base, pipeline))
@@ -265,10 +265,10 @@ class StepEvaluator:
                 layout = self._layouts[key]
                 where = pipeline, proposal.ranks, proposal.meshes
                 there = self._evaluated.setdefault(where, set())
-                if runs_as(layout) in there:
+                if execution_key(layout) in there:
                     return None  # in stages it is what was found for other machines
                 plan = fit.run(layout)
-                there.add(runs_as(layout))
+                there.add(execution_key(layout))
             return Candidate(plan, problem)
 
     def find_once(self, problem: Problem, request: PlanRequest) -> Plan:
@@ -301,7 +301,7 @@ class StepEvaluator:
         try:
             request = self._asked(pipeline)
             cut = self._search.assign_stages(layout, request, base.plan.stages.ranks)
-            return scheduled_plan(cut, base.problem, self._request.cluster)
+            return price_best_schedule(cut, base.problem, self._request.cluster)
         except (PlanError, ScheduleError):
             return None
 
@@ -399,7 +399,7 @@ class _StagedStep:
 
     def price(self, plan: Plan) -> Plan | None:
         assert self.request.pipeline is not None, "a request for stages"
-        price = scheduled_plan if self.request.pipeline.picks_schedule else price_plan
+        price = price_best_schedule if self.request.pipeline.picks_schedule else price_plan
         return price(plan, self.problem, self.request.cluster)
 
 

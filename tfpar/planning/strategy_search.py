@@ -24,13 +24,13 @@ from tfpar.planning.memory.relayout import fastest_plan
 from tfpar.planning.placing import Placing
 from tfpar.planning.request import PlanRequest
 from tfpar.planning.step_search import StepEvaluator, StepSearch
-from tfpar.plans import Rival
+from tfpar.plans import RejectedCandidate
 from tfpar.search.meshes import LogicalMesh
 from tfpar.search.objective import UNCERTAINTY
 from tfpar.search.three_d.from_step import LaidOut, step_table
-from tfpar.search.three_d.model import Model
+from tfpar.search.three_d.problem import StrategyProblem
 from tfpar.search.three_d.searches import Ranked, best_of_kinds, ranked_strategies
-from tfpar.search.three_d.strategy import Strategy
+from tfpar.search.three_d.strategy import Strategy3D
 from tfpar.spec import MemoryLimitError, PlanError, ScheduleError, SpecError, TfparError
 
 FINALISTS = 4
@@ -72,7 +72,7 @@ class StrategySearch(Placing):
         super().__init__(evaluator)
         self._search, self._request, self._asked = search, request, asked
         self._found: list[Candidate] = []
-        self._lost: list[Rival] = []
+        self._lost: list[RejectedCandidate] = []
         self._errors: list[TfparError] = []
 
     def proposals(self) -> Iterator[Proposal]:
@@ -81,7 +81,7 @@ class StrategySearch(Placing):
                 candidate = yield from self.place(one.pipeline, one.ranks, one.meshes)
             except (PlanError, ScheduleError, SpecError) as error:
                 self._errors.append(error)
-                self._lost.append(Rival(_name(one), None, reason_of(error)))
+                self._lost.append(RejectedCandidate(_name(one), None, reason_of(error)))
                 continue
             if candidate.plan.cost is None:
                 raise PlanError(
@@ -102,7 +102,10 @@ class StrategySearch(Placing):
         without = (one for one in ranked if one.plan.stages is None and one.seconds <= near)
         best = next(without, ranked[0])
         others = tuple(one for one in ranked if one is not best)
-        rivals = [Rival(name_of_plan(one.plan), one.plan.cost, plan=one.plan) for one in others]
+        rivals = [
+            RejectedCandidate(name_of_plan(one.plan), one.plan.cost, plan=one.plan)
+            for one in others
+        ]
         plan = dataclasses.replace(best.plan, rivals=(*rivals, *self._lost))
         return SearchResult(dataclasses.replace(best, plan=plan), others)
 
@@ -132,7 +135,7 @@ def propose(
     size = request.mesh.size
     most = {degrees: MOST * size // math.prod(degrees) for degrees in plans}
     table = step_table(plans, batch_size, most, cluster, shards=not cluster.one_memory)
-    model = Model(table, cluster, batch_size, most_virtual=8 if least == 1 else 1)
+    model = StrategyProblem(table, cluster, batch_size, most_virtual=8 if least == 1 else 1)
     with request.progress.at(f"{asked.search} search of strategies", request.budget.seconds):
         try:
             ranked = ranked_strategies(
@@ -191,7 +194,7 @@ def _pipeline_of(
     return StrategyPipeline(pipeline, () if in_order else ranks, meshes, ranked.seconds)
 
 
-def _is_plain(strategy: Strategy, batch_size: int) -> bool:
+def _is_plain(strategy: Strategy3D, batch_size: int) -> bool:
     """Whether it has neither stages nor microbatches."""
     return strategy.actors == 1 and strategy.data * strategy.microbatch == batch_size
 

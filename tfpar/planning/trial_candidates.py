@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 from tfpar.planning.enumerate_pipelines import name_of_plan
 from tfpar.planning.request import PlanRequest
-from tfpar.plans import Plan, Rival
-from tfpar.plans.alike import runs_as
+from tfpar.plans import Plan, RejectedCandidate
+from tfpar.plans.equivalence import execution_key
 from tfpar.search.meshes import logical_meshes
 from tfpar.search.problem import Problem
 from tfpar.spec import PlanError
@@ -29,12 +29,12 @@ def select_trial_candidates(
     Args:
         best: what `search` found for the request, or for it with another pipeline.
     """
-    found = {runs_as(best): best}
+    found = {execution_key(best): best}
     others = [rival.plan for rival in best.rivals if rival.plan is not None]
     if not request.constraints and request.base is None:
         others += _on_other_meshes([best, *others], search, request, count)
     for plan in sorted(others, key=_seconds):
-        found.setdefault(runs_as(plan), plan)
+        found.setdefault(execution_key(plan), plan)
     plans = [*found.values()][:count]
     return [dataclasses.replace(p, rivals=_rivals(p, plans, best), partitioned=None) for p in plans]
 
@@ -56,9 +56,9 @@ def _on_other_meshes(
         yield plan
 
 
-def _rivals(plan: Plan, plans: list[Plan], best: Plan) -> tuple[Rival, ...]:
+def _rivals(plan: Plan, plans: list[Plan], best: Plan) -> tuple[RejectedCandidate, ...]:
     """What `plan` is compared with: the other plans, and what `best` was that is none of these."""
-    others = [Rival(name_of_plan(p), p.cost) for p in plans if p is not plan]
+    others = [RejectedCandidate(name_of_plan(p), p.cost) for p in plans if p is not plan]
     names = {name_of_plan(p) for p in plans}
     return (*others, *(rival for rival in best.rivals if rival.name not in names))
 

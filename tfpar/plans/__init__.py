@@ -1,27 +1,27 @@
 """What is fixed before a graph is partitioned, as a value that can be saved."""
 
 from tfpar.plans.attempts import MemoryAttempt
+from tfpar.plans.candidates import PricedCandidate
 from tfpar.plans.from_constraints import plan_from_constraints
 from tfpar.plans.keeping import keep
-from tfpar.plans.offload import Offload, Offloaded
+from tfpar.plans.offload import Offload, OffloadPlan
 from tfpar.plans.plan import Plan
-from tfpar.plans.priced import PricedPlan
-from tfpar.plans.rivals import Rival
-from tfpar.plans.stages import PlannedStages
-from tfpar.plans.trials import Trial
-from tfpar.plans.variables import Alternative, PlannedVariable
+from tfpar.plans.rejected import RejectedCandidate
+from tfpar.plans.stages import PipelinePlan
+from tfpar.plans.trials import TrialResult
+from tfpar.plans.variables import PlannedVariable, SpecOption
 
 __all__ = [
-    "Alternative",
+    "SpecOption",
     "MemoryAttempt",
     "Offload",
-    "Offloaded",
+    "OffloadPlan",
     "Plan",
-    "PlannedStages",
+    "PipelinePlan",
     "PlannedVariable",
-    "PricedPlan",
-    "Rival",
-    "Trial",
+    "PricedCandidate",
+    "RejectedCandidate",
+    "TrialResult",
     "keep",
     "plan_from_constraints",
 ]

@@ -12,14 +12,14 @@ from tfpar.cost.cost import Cost
 from tfpar.ir.model_layers import ModelLayer
 from tfpar.pipeline.statistics import BATCH_STATISTICS
 from tfpar.plans.attempts import MemoryAttempt
-from tfpar.plans.difference import some_of
-from tfpar.plans.offload import Offloaded
-from tfpar.plans.priced import PricedPlan
-from tfpar.plans.rivals import Rival
-from tfpar.plans.stages import PlannedStages
-from tfpar.plans.trials import Trial
-from tfpar.plans.variables import Alternative, PlannedVariable
-from tfpar.propagation.partitioned import OpPlan, PartitionedGraph
+from tfpar.plans.candidates import PricedCandidate
+from tfpar.plans.difference import abbreviate_list
+from tfpar.plans.offload import OffloadPlan
+from tfpar.plans.rejected import RejectedCandidate
+from tfpar.plans.stages import PipelinePlan
+from tfpar.plans.trials import TrialResult
+from tfpar.plans.variables import PlannedVariable, SpecOption
+from tfpar.propagation.partitioned_graph import OpPlan, PartitionedGraph
 from tfpar.spec import (
     Mesh,
     Partial,
@@ -54,7 +54,7 @@ def check_plan(plan: Plan) -> None:
         raise PlanError(f"A plan computes the batch in 1 chunk or more, not in {plan.chunks}.")
     if plan.microbatches < 1:
         raise PlanError(f"A plan has 1 microbatch or more, not {plan.microbatches}.")
-    arguments.one_of("batch_statistics", plan.batch_statistics, BATCH_STATISTICS)
+    arguments.check_choice("batch_statistics", plan.batch_statistics, BATCH_STATISTICS)
     if plan.stages is not None:
         _check_stages(plan, plan.stages)
     _check_names(plan, plan.offloaded.slots, "offloads slots of variables")
@@ -79,14 +79,19 @@ def check_plan(plan: Plan) -> None:
 
 _LISTS: dict[str, type] = {
     **dict.fromkeys(("batch_axes", "constraints", "recompute"), str),
-    **{"layouts": PricedPlan, "baselines": PricedPlan, "rivals": Rival, "trials": Trial},
+    **{
+        "layouts": PricedCandidate,
+        "baselines": PricedCandidate,
+        "rivals": RejectedCandidate,
+        "trials": TrialResult,
+    },
     "attempts": MemoryAttempt,
     "layers": ModelLayer,
 }
 _MAPPINGS = {"variables": PlannedVariable, "tensors": tuple, "ops": OpPlan, "shares": tuple}
-_VALUES = {"mesh": Mesh, "offloaded": Offloaded, "fingerprint": str, "planner": str}
+_VALUES = {"mesh": Mesh, "offloaded": OffloadPlan, "fingerprint": str, "planner": str}
 _VALUES_OR_NONE = {
-    **{"cluster": Cluster, "cost": Cost, "stages": PlannedStages, "report": Mapping},
+    **{"cluster": Cluster, "cost": Cost, "stages": PipelinePlan, "report": Mapping},
     "partitioned": PartitionedGraph,
 }
 
@@ -108,7 +113,9 @@ def _check_types(plan: Plan) -> None:
     if plan.passed_over is not None:
         passed_over = arguments.instances("passed_over", plan.passed_over, object)
         if len(passed_over) != 2:
-            raise arguments.refused("passed_over", plan.passed_over, "(seconds, collectives)")
+            raise arguments.argument_error(
+                "passed_over", plan.passed_over, "(seconds, collectives)"
+            )
         arguments.finite("passed_over", passed_over[0], above=0.0)
         arguments.integer("passed_over", passed_over[1], 0)
 
@@ -124,7 +131,7 @@ def _check_shares(plan: Plan) -> None:
         UnevenMesh.over(plan.mesh, plan.mesh.axis(name), shares)
 
 
-def _check_stages(plan: Plan, stages: PlannedStages) -> None:
+def _check_stages(plan: Plan, stages: PipelinePlan) -> None:
     scheduled = stages.schedule.num_microbatches
     if plan.microbatches != scheduled:
         raise PlanError(
@@ -142,7 +149,7 @@ def _check_stages(plan: Plan, stages: PlannedStages) -> None:
 def _check_names(plan: Plan, names: Iterable[str], does: str) -> None:
     unknown = [name for name in names if name not in plan.variables]
     if unknown:
-        raise PlanError(f"The plan {does} that it does not have: {some_of(unknown)}.")
+        raise PlanError(f"The plan {does} that it does not have: {abbreviate_list(unknown)}.")
 
 
 def _check_spec(what: str, spec: Spec, shape: tuple[int, ...] | None, mesh: Mesh) -> None:
@@ -165,7 +172,7 @@ def _check_spec(what: str, spec: Spec, shape: tuple[int, ...] | None, mesh: Mesh
         raise PlanError(f"The plan lays {what} of shape {shape} on {mesh}: {error}") from None
 
 
-def _check_alternative(what: str, other: Alternative, shape: tuple[int, ...], mesh: Mesh) -> None:
+def _check_alternative(what: str, other: SpecOption, shape: tuple[int, ...], mesh: Mesh) -> None:
     """What else was priced for a variable, perhaps on another mesh, has to make sense too."""
     axes = len(other.axis_names) or mesh.num_axes
     split = {p.dim for p in other.spec if isinstance(p, Shard)}

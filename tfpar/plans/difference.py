@@ -11,7 +11,7 @@ from tfpar.spec.quantities import format_seconds
 
 if TYPE_CHECKING:
     from tfpar.plans.plan import Plan
-    from tfpar.plans.stages import PlannedStages
+    from tfpar.plans.stages import PipelinePlan
 
 
 def difference(plan: Plan, other: Plan) -> list[str]:
@@ -41,7 +41,7 @@ def difference(plan: Plan, other: Plan) -> list[str]:
             lines.append(f"{name}: {_spec(before)} -> {_spec(after)}")
     changed = [n for n in {**plan.ops, **other.ops} if plan.ops.get(n) != other.ops.get(n)]
     if changed:
-        lines.append(f"ops that run otherwise: {some_of(changed)}")
+        lines.append(f"ops that run otherwise: {abbreviate_list(changed)}")
     lines += [f"constraint dropped: {c}" for c in plan.constraints if c not in other.constraints]
     lines += [f"constraint added: {c}" for c in other.constraints if c not in plan.constraints]
     lines += [f"no longer computed again: {n}" for n in plan.recompute if n not in other.recompute]
@@ -73,7 +73,7 @@ def difference(plan: Plan, other: Plan) -> list[str]:
     return lines
 
 
-def stages_difference(plan: PlannedStages | None, other: PlannedStages | None) -> list[str]:
+def stages_difference(plan: PipelinePlan | None, other: PipelinePlan | None) -> list[str]:
     """What differs in the stages of another plan."""
     if plan is None or other is None:
         counts = ("one" if one is None else str(one.num_stages) for one in (plan, other))
@@ -102,7 +102,7 @@ def _stage(stage: int | None) -> str:
     return "no stage of its own" if stage is None else f"stage {stage}"
 
 
-def some_of(items: Sequence[str], limit: int = 4, quote: bool = True) -> str:
+def abbreviate_list(items: Sequence[str], limit: int = 4, quote: bool = True) -> str:
     """The first of `items`, and how many more there are."""
     shown = ", ".join(repr(i) if quote else i for i in items[:limit])
     return shown + (f" and {len(items) - limit} more" if len(items) > limit else "")

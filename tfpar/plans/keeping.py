@@ -9,7 +9,12 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from tfpar.constraints import Constraint, shard_output
-from tfpar.constraints.kinds import PutInStage, SplitBatch, VariableConstraint, check_pattern
+from tfpar.constraints.constraint_types import (
+    PutInStage,
+    SplitBatch,
+    VariableConstraint,
+    check_pattern,
+)
 from tfpar.constraints.patterns import compile_pattern, matches_nothing, without_call_counts
 from tfpar.plans.plan import Plan
 from tfpar.spec import Mesh, Placement, PlanError, Shard, Spec, SpecError, arguments

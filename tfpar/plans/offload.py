@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tfpar.spec.arguments import listed
+from tfpar.spec.arguments import check_list
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Offload:
 
 
 @dataclasses.dataclass(frozen=True)
-class Offloaded:
+class OffloadPlan:
     """What that comes to in a plan, by name.
 
     Attributes:
@@ -55,7 +55,7 @@ class Offloaded:
     def __bool__(self) -> bool:
         return bool(self.slots or self.activations)
 
-    def renamed(self, now: Mapping[str, str]) -> Offloaded:
+    def renamed(self, now: Mapping[str, str]) -> OffloadPlan:
         """The same with new names for weights, given by their old ones."""
         slots = tuple(now.get(name, name) for name in self.slots)
         return dataclasses.replace(self, slots=slots)
@@ -65,4 +65,4 @@ def _names(name: str, value: Any) -> bool | tuple[str, ...]:
     if isinstance(value, bool | np.bool_):
         return bool(value)
     expected = "True, False, or a list of regular expressions"
-    return (value,) if isinstance(value, str) else listed(name, value, expected)
+    return (value,) if isinstance(value, str) else check_list(name, value, expected)

@@ -21,17 +21,17 @@ from tfpar.ir.model_layers import ModelLayer
 from tfpar.pipeline import Pipeline
 from tfpar.pipeline.statistics import BatchStatisticsOf
 from tfpar.plans.attempts import MemoryAttempt
+from tfpar.plans.candidates import PricedCandidate
 from tfpar.plans.checks import check_plan
 from tfpar.plans.difference import difference
-from tfpar.plans.fitting import fitted
-from tfpar.plans.offload import Offloaded
-from tfpar.plans.priced import PricedPlan
-from tfpar.plans.rivals import Rival
-from tfpar.plans.stages import PlannedStages
+from tfpar.plans.model_match import match_to_graph
+from tfpar.plans.offload import OffloadPlan
+from tfpar.plans.rejected import RejectedCandidate
+from tfpar.plans.stages import PipelinePlan
 from tfpar.plans.text import fields_of, text_of
-from tfpar.plans.trials import Trial
+from tfpar.plans.trials import TrialResult
 from tfpar.plans.variables import PlannedVariable
-from tfpar.propagation.partitioned import Anchors, OpPlan, PartitionedGraph
+from tfpar.propagation.partitioned_graph import Anchors, OpPlan, PartitionedGraph
 from tfpar.readable import UnreadableError, read_text
 from tfpar.spec import (
     Mesh,
@@ -40,7 +40,7 @@ from tfpar.spec import (
     Spec,
     TfparError,
     UnevenMesh,
-    apportioned,
+    apportion,
     arguments,
 )
 from tfpar.writable import write_whole
@@ -111,12 +111,13 @@ class Plan:
         microbatches: in how many pieces it computes that part whose activations are not stored at
             the same time; their gradients are added up.
         batch_statistics: `"microbatch"`: batch normalisation takes those of one such piece, of all
-            ranks; see `pipeline.Pipeline`.
+            ranks; see `pipeline.PipelineSummary`.
         stages: of a pipeline of several stages; None: there is one.
         ops: how ops run that would not run so by themselves, by name.
         passed_over: (seconds, collectives) of the fastest plan that was found, where a simpler one
-            was taken that predictions cannot tell from it (`search.simplest`).
-        rivals: what else `pipeline="auto"` found or passed over, the fastest first; see `Rival`.
+            was taken that predictions cannot tell from it (`search.tie_breaking`).
+        rivals: what else `pipeline="auto"` found or passed over, the fastest first; see
+            `RejectedCandidate`.
         trials: what was measured of plans that were run before one was taken, this one first.
         attempts: what was tried to make it fit into memory, in order.
         cut_short: the search, or an integer program of it, ended because its time was over, or the
@@ -139,20 +140,20 @@ class Plan:
     planner: str = ""
     cluster: Cluster | None = None
     cost: Cost | None = None
-    layouts: tuple[PricedPlan, ...] = ()
-    baselines: tuple[PricedPlan, ...] = ()
+    layouts: tuple[PricedCandidate, ...] = ()
+    baselines: tuple[PricedCandidate, ...] = ()
     recompute: tuple[str, ...] = ()
-    offloaded: Offloaded = Offloaded()
+    offloaded: OffloadPlan = OffloadPlan()
     shares: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     chunks: int = 1
     microbatches: int = 1
     batch_statistics: BatchStatisticsOf = "exact"
-    stages: PlannedStages | None = None
+    stages: PipelinePlan | None = None
     ops: Mapping[str, OpPlan] = dataclasses.field(default_factory=dict)
     cut_short: bool = False
     passed_over: tuple[float, int] | None = None
-    rivals: tuple[Rival, ...] = ()
-    trials: tuple[Trial, ...] = ()
+    rivals: tuple[RejectedCandidate, ...] = ()
+    trials: tuple[TrialResult, ...] = ()
     attempts: tuple[MemoryAttempt, ...] = ()
     partitioned: PartitionedGraph | None = dataclasses.field(default=None, compare=False)
     layers: tuple[ModelLayer, ...] = dataclasses.field(default=(), compare=False)
@@ -218,7 +219,7 @@ class Plan:
         for name, weights in self.shares.items():
             axis = self.mesh.axis(name)
             for units in self.shared_units(batch_size, axis):
-                shares = apportioned(units, weights)
+                shares = apportion(units, weights)
                 if len(set(shares)) > 1:
                     found.append(UnevenMesh.over(self.mesh, axis, shares))
         return found
@@ -275,7 +276,7 @@ class Plan:
             OtherModelError: it is not one for `graph`.
             PlanError: it is not one for `mesh`.
         """
-        return fitted(self, graph, mesh, gradients, part)
+        return match_to_graph(self, graph, mesh, gradients, part)
 
     def check_ranks(self, mesh: Mesh, cluster: Cluster | None = None) -> None:
         """Check that the plan is one for as many ranks as `mesh` has, and for `cluster`.
@@ -358,7 +359,7 @@ class Plan:
             PlanError: as of `report_data`.
         """
         if sort is not None:
-            arguments.one_of("sort", sort, ("time", "memory"))
+            arguments.check_choice("sort", sort, ("time", "memory"))
         return _views().summary(self, self._known(partitioned), full, sort)
 
     def __str__(self) -> str:
@@ -439,7 +440,7 @@ class Plan:
     def diff(self, other: Plan) -> list[str]:
         """What differs in `other`, one readable line each; empty for equal plans."""
         if not isinstance(other, Plan):
-            raise arguments.refused("other", other, "a Plan; Plan.load(path) reads one")
+            raise arguments.argument_error("other", other, "a Plan; Plan.load(path) reads one")
         return difference(self, other)
 
     # --- files -------------------------------------------------------------------
@@ -487,7 +488,7 @@ class Plan:
             PlanError: corrupt, malformed, or written by a newer tfpar.
         """
         if not isinstance(text, str):
-            raise arguments.refused("text", text, "the text of a plan file")
+            raise arguments.argument_error("text", text, "the text of a plan file")
         fields = fields_of(text, source)
         try:
             return cls(**fields)

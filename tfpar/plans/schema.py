@@ -14,17 +14,17 @@ from msgspec import UNSET, UnsetType
 
 from tfpar.cluster.files import cluster_of, describe
 from tfpar.cost.cost import Cost
-from tfpar.cost.staged import StagedCost
+from tfpar.cost.pipeline_cost import PipelineCost
 from tfpar.pipeline import Schedule
 from tfpar.pipeline.statistics import BatchStatisticsOf
 from tfpar.plans.attempts import MemoryAttempt
-from tfpar.plans.offload import Offloaded
-from tfpar.plans.priced import PricedPlan
-from tfpar.plans.rivals import Rival
-from tfpar.plans.stages import PlannedStages
-from tfpar.plans.trials import Trial
-from tfpar.plans.variables import Alternative, PlannedVariable
-from tfpar.propagation.partitioned import OpPlan
+from tfpar.plans.candidates import PricedCandidate
+from tfpar.plans.offload import OffloadPlan
+from tfpar.plans.rejected import RejectedCandidate
+from tfpar.plans.stages import PipelinePlan
+from tfpar.plans.trials import TrialResult
+from tfpar.plans.variables import PlannedVariable, SpecOption
+from tfpar.propagation.partitioned_graph import OpPlan
 from tfpar.spec import Mesh, Spec, TfparError, format_spec, parse_spec
 from tfpar.spec.arguments import shown
 from tfpar.spec.quantities import Amount, Count
@@ -70,7 +70,7 @@ class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AlternativeEntry(NamedTuple):
-    """An `Alternative`; without seconds no such plan is valid."""
+    """An `SpecOption`; without seconds no such plan is valid."""
 
     spec: SpecText
     seconds: Amount | None
@@ -102,7 +102,7 @@ class VariableEntry(_Part, frozen=True, omit_defaults=True):
     def read(self) -> PlannedVariable:
         specs = {name: _read_spec(getattr(self, name)) for name in ("spec", "slots")}
         alternatives = tuple(
-            Alternative(a.spec.spec, math.inf if a.seconds is None else a.seconds, a.layout)
+            SpecOption(a.spec.spec, math.inf if a.seconds is None else a.seconds, a.layout)
             for a in self.alternatives
         )
         fields = {**msgspec.structs.asdict(self), **specs, "alternatives": alternatives}
@@ -129,17 +129,17 @@ class OpEntry(_Part, frozen=True, omit_defaults=True, rename={"reads": "in", "ma
 
 
 class StagesEntry(_Part, frozen=True):
-    """`PlannedStages`; scopes stay in the order of the graph."""
+    """`PipelinePlan`; scopes stay in the order of the graph."""
 
     schedule: tuple[str, ...]
     recompute: bool
     scopes: dict[str, Whole]
     owners: dict[str, Whole]
-    cost: StagedCost | None = None
+    cost: PipelineCost | None = None
     ranks: tuple[Count, ...] = ()
 
     @classmethod
-    def of(cls, stages: PlannedStages) -> StagesEntry:
+    def of(cls, stages: PipelinePlan) -> StagesEntry:
         return cls(
             tuple(str(stages.schedule).splitlines()),
             stages.recompute,
@@ -149,15 +149,15 @@ class StagesEntry(_Part, frozen=True):
             stages.ranks,
         )
 
-    def read(self) -> PlannedStages:
+    def read(self) -> PipelinePlan:
         schedule = Schedule.parse("\n".join(self.schedule))
-        return PlannedStages(
+        return PipelinePlan(
             schedule, self.scopes, self.recompute, self.owners, self.cost, self.ranks
         )
 
 
 class RivalEntry(_Part, frozen=True):
-    """A `Rival`."""
+    """A `RejectedCandidate`."""
 
     name: str
     cost: Cost | None
@@ -187,12 +187,12 @@ class PlanFile(_Part, frozen=True, kw_only=True, rename={"tfpar_version": "tfpar
     attempts: tuple[MemoryAttempt, ...] | UnsetType = UNSET
     passed_over: tuple[AboveZero, Count] | None = None
     rivals: tuple[RivalEntry, ...] = ()
-    trials: tuple[Trial, ...] = ()
-    layouts: tuple[PricedPlan, ...]
-    baselines: tuple[PricedPlan, ...] = ()
+    trials: tuple[TrialResult, ...] = ()
+    layouts: tuple[PricedCandidate, ...]
+    baselines: tuple[PricedCandidate, ...] = ()
     constraints: tuple[str, ...]
     recompute: tuple[str, ...] = ()
-    offloaded: Offloaded = Offloaded()
+    offloaded: OffloadPlan = OffloadPlan()
     variables: dict[str, VariableEntry]
     tensors: dict[str, SpecText]
     ops: dict[str, OpEntry] = {}
@@ -228,7 +228,9 @@ class PlanFile(_Part, frozen=True, kw_only=True, rename={"tfpar_version": "tfpar
             "mesh": Mesh(names, sizes),
             "cluster": self.cluster and cluster_of(self.cluster, "the plan's cluster"),
             "stages": self.stages and self.stages.read(),
-            "rivals": tuple(Rival(r.name, r.cost, r.reason, r.links) for r in self.rivals),
+            "rivals": tuple(
+                RejectedCandidate(r.name, r.cost, r.reason, r.links) for r in self.rivals
+            ),
             "variables": {name: entry.read() for name, entry in self.variables.items()},
             "tensors": {name: text.spec for name, text in self.tensors.items()},
             "ops": {name: entry.read() for name, entry in self.ops.items()},

@@ -1,4 +1,4 @@
-"""`PlannedStages`: what a plan says of the stages of a pipeline.
+"""`PipelinePlan`: what a plan says of the stages of a pipeline.
 
 Which forward ops lie in which stage is kept by scope (`plans.scopes`). So the table is short,
 people can read it, and it holds for steps of other batch shapes, and for those of an optimizer,
@@ -11,22 +11,22 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
 from tfpar.cluster.description import Cluster
-from tfpar.cost.staged import StagedCost
+from tfpar.cost.pipeline_cost import PipelineCost
 from tfpar.ir.graph import Op
 from tfpar.ir.roles import Roles
 from tfpar.ir.step import StepGraph
 from tfpar.pipeline import Schedule
-from tfpar.pipeline.placed import groups_of
-from tfpar.pipeline.staged import stage_step
+from tfpar.pipeline.actor_ranks import groups_of
+from tfpar.pipeline.stage_partition import partition_step
 from tfpar.pipeline.step_stages import assignable
-from tfpar.pipeline.with_variables import with_what_they_read
+from tfpar.pipeline.variable_stages import infer_variable_stages
 from tfpar.plans.scopes import renamed_scopes, stages_by_scope, table_of
 from tfpar.spec import OtherModelError, PlanError
 from tfpar.spec.arguments import flag, integer, text
 
 
 @dataclasses.dataclass(frozen=True)
-class PlannedStages:
+class PipelinePlan:
     """The stages of a plan, and the order in which they run.
 
     Stage s runs on the ranks of actor `schedule.actors[s]`; see `groups`.
@@ -52,7 +52,7 @@ class PlannedStages:
     scopes: Mapping[str, int]
     recompute: bool = False
     owners: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    cost: StagedCost | None = None
+    cost: PipelineCost | None = None
     ranks: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -97,14 +97,14 @@ class PlannedStages:
         forward_stages: Mapping[Op, int],
         recompute: bool = False,
         owners: Mapping[str, int] | None = None,
-    ) -> PlannedStages:
+    ) -> PipelinePlan:
         """The stages that forward ops are given, in the smallest table.
 
         Args:
             forward_stages: in the order of the graph.
 
         Raises:
-            PlanError: as of `PlannedStages`.
+            PlanError: as of `PipelinePlan`.
         """
         return cls(schedule, table_of(forward_stages), recompute, owners or {})
 
@@ -149,15 +149,15 @@ class PlannedStages:
         graph = step.graph
         ops = assignable(graph, Roles.of(graph, step.gradient_tensors))
         if part or not self.scopes:
-            return stage_step(step, with_what_they_read(graph, ops, self.owners), self.owners)
-        return stage_step(step, self.forward_stages(ops))
+            return partition_step(step, infer_variable_stages(graph, ops, self.owners), self.owners)
+        return partition_step(step, self.forward_stages(ops))
 
-    def renamed(self, now: Mapping[str, str]) -> PlannedStages:
+    def renamed(self, now: Mapping[str, str]) -> PipelinePlan:
         """The same with new names for variables, given by their old ones."""
         owners = {now.get(name, name): stage for name, stage in self.owners.items()}
         return dataclasses.replace(self, owners=owners)
 
-    def fitted(self, ops: Sequence[Op]) -> PlannedStages:
+    def fitted(self, ops: Sequence[Op]) -> PipelinePlan:
         """The same with the names that models have in a step.
 
         Args:

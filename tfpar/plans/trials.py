@@ -1,4 +1,4 @@
-"""`Trial`: a plan that was run for some steps before the choice was made."""
+"""`TrialResult`: a plan that was run for some steps before the choice was made."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tfpar.spec.quantities import Amount
 
 
 @dataclasses.dataclass(frozen=True)
-class Trial:
+class TrialResult:
     """What was measured of a plan, beside what was predicted; times in seconds.
 
     Attributes:

@@ -9,7 +9,7 @@ from tfpar.spec import Spec
 
 
 @dataclasses.dataclass(frozen=True)
-class Alternative:
+class SpecOption:
     """A way to lay a variable, and the best step time found with it.
 
     Attributes:
@@ -43,5 +43,5 @@ class PlannedVariable:
     trainable: bool
     spec: Spec | None = None
     why: str = ""
-    alternatives: tuple[Alternative, ...] = ()
+    alternatives: tuple[SpecOption, ...] = ()
     slots: Spec | None = None

@@ -15,11 +15,11 @@ from tfpar.rules.rule import OpRule
 from tfpar.spec import Mesh, Spec
 
 if TYPE_CHECKING:
-    from tfpar.propagation.decide import Strategy
-    from tfpar.propagation.partitioned import Decision, OpPlan
-    from tfpar.propagation.prepared import PreparedGraph
-    from tfpar.propagation.remembered import Readings
-    from tfpar.propagation.wish import Reached
+    from tfpar.propagation.consumer_spec import ReachedConsumer
+    from tfpar.propagation.decide import OpStrategy
+    from tfpar.propagation.memo_trie import MemoTrie
+    from tfpar.propagation.partitioned_graph import Decision, OpPlan
+    from tfpar.propagation.prepared_graph import PreparedGraph
 
 Arriving = tuple[Spec | None, ...]
 """The specs in which an op's inputs come; FREE for what is open."""
@@ -35,7 +35,7 @@ RegionKey = tuple[Op, tuple[Spec, ...], tuple[bool, ...], Mesh, bool, tuple[int,
 
 
 @dataclasses.dataclass(eq=False)
-class Caches:
+class PropagationMemo:
     """The memory of each function of this package that has one.
 
     Attributes:
@@ -44,11 +44,11 @@ class Caches:
             deferred).
         planned: of `planned.planned_run`, by (rule, plan, mesh); None if it cannot run so.
         regions: of `regions.partition_region`.
-        expansions: of `expansions.expanded`, by (rule, strategy, mesh, confined).
+        expansions: of `expansions.expand_decision`, by (rule, strategy, mesh, confined).
         decompositions: the graphs that stand for ops with a split factor, by (rule, factor, parts,
             whether they may leave Partials).
         known_specs: of `view.known_spec`, by (mesh shape, tensor, spec that it is made of).
-        reached: of `wish.nearest`: the ops that come of a tensor.
+        reached: of `consumer_spec.nearest`: the ops that come of a tensor.
         answers: of `remembered.remembered`, by mesh and the axes along which a plan splits data.
     """
 
@@ -62,7 +62,7 @@ class Caches:
     regions: dict[RegionKey, tuple[Decision, tuple[int, ...]]] = dataclasses.field(
         default_factory=dict
     )
-    expansions: dict[tuple[OpRule, Strategy, Mesh, bool], Decision] = dataclasses.field(
+    expansions: dict[tuple[OpRule, OpStrategy, Mesh, bool], Decision] = dataclasses.field(
         default_factory=dict
     )
     decompositions: dict[tuple[OpRule, int, int, bool], PreparedGraph] = dataclasses.field(
@@ -71,7 +71,7 @@ class Caches:
     known_specs: dict[tuple[tuple[int, ...], Tensor, Spec], Spec] = dataclasses.field(
         default_factory=dict
     )
-    reached: dict[Tensor, Sequence[Reached]] = dataclasses.field(default_factory=dict)
-    answers: dict[tuple[Mesh, frozenset[int]], dict[Hashable, Readings[Any]]] = dataclasses.field(
+    reached: dict[Tensor, Sequence[ReachedConsumer]] = dataclasses.field(default_factory=dict)
+    answers: dict[tuple[Mesh, frozenset[int]], dict[Hashable, MemoTrie[Any]]] = dataclasses.field(
         default_factory=dict
     )

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from tfpar.ir.graph import Op, Tensor
 from tfpar.ir.roles import Roles, When
-from tfpar.propagation.reshard import Step
-from tfpar.spec import Mesh, replicated
+from tfpar.propagation.reshard import ReshardStep
+from tfpar.spec import Mesh, replicated_spec
 
 
 class Communication(NamedTuple):
@@ -25,7 +25,7 @@ class Communication(NamedTuple):
         tensor: what it moves, an output of `op`; None if it is part of the work of `op`.
     """
 
-    step: Step
+    step: ReshardStep
     num_bytes: int
     op: Op
     tensor: Tensor | None = None
@@ -45,6 +45,6 @@ class Communication(NamedTuple):
     @classmethod
     def of_shared(cls, op: Op, mesh: Mesh) -> Communication:
         """The broadcast of what the first rank computes for all."""
-        whole = replicated(mesh.num_axes)
-        step = Step("broadcast", tuple(range(mesh.num_axes)), whole, whole)
+        whole = replicated_spec(mesh.num_axes)
+        step = ReshardStep("broadcast", tuple(range(mesh.num_axes)), whole, whole)
         return cls(step, sum(t.num_bytes for t in op.outputs), op)

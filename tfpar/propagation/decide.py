@@ -49,7 +49,7 @@ FREE = None
 
 
 @dataclasses.dataclass(frozen=True)
-class Operand:
+class OperandState:
     """What a decision needs to know of an input tensor.
 
     Attributes:
@@ -66,7 +66,7 @@ class Operand:
     zero: bool = False
 
     @classmethod
-    def of(cls, tensor: Tensor, loose: bool = False, confined: bool = False) -> Operand:
+    def of(cls, tensor: Tensor, loose: bool = False, confined: bool = False) -> OperandState:
         """The operand `tensor`; a `loose` one is zero, or a list that can be made anew."""
         pinned = tensor.dtype in REFERENCES and not loose
         return cls(max(tensor.num_bytes, 1), pinned, confined, loose)
@@ -77,7 +77,7 @@ class Operand:
 
 
 @dataclasses.dataclass(frozen=True)
-class Strategy:
+class OpStrategy:
     """How the op runs: one split per axis, and the specs that follow.
 
     Attributes:
@@ -91,7 +91,7 @@ class Strategy:
     out_specs: tuple[Spec, ...]
 
 
-class CannotHold(Exception):
+class ImmovableInputError(Exception):
     """An op cannot run: along these mesh axes some inputs cannot be moved (variables, anything in
     the body of a loop), and no strategy takes them as they are."""
 
@@ -100,18 +100,18 @@ class CannotHold(Exception):
         self.axes = axes
 
 
-def choose(
+def choose_strategy(
     rule: OpRule,
-    operands: Sequence[Operand],
+    operands: Sequence[OperandState],
     specs: Sequence[Spec | None],
     out_bytes: int,
     mesh: Mesh,
     whole_axes: Collection[int] = (),
     *,
-    planned: Strategy | None = None,
+    planned: OpStrategy | None = None,
     sparse: bool = False,
     deferred: bool = False,
-) -> Strategy:
+) -> OpStrategy:
     """The cheapest way to run an op with `rule` on inputs of `specs`.
 
     Args:
@@ -157,7 +157,7 @@ def choose(
         if split[0] >= 0:
             sizes[split[0]] = size_after(sizes[split[0]], split[1], parts)
     chosen = tuple(splits)
-    return Strategy(
+    return OpStrategy(
         chosen,
         input_specs(rule, chosen, mesh, takes, reductions),
         output_specs(rule, chosen, mesh, takes, reductions),
@@ -166,7 +166,7 @@ def choose(
 
 def strategy_of(
     rule: OpRule, in_specs: Sequence[Spec], made: Sequence[Spec], mesh: Mesh
-) -> Strategy | None:
+) -> OpStrategy | None:
     """The strategy that reads inputs as `in_specs` and gives outputs as `made`; None if `rule` has
     none.
 
@@ -200,7 +200,7 @@ def strategy_of(
         if split[0] >= 0:
             sizes[split[0]] = size_after(sizes[split[0]], split[1], parts)
     chosen = tuple(splits)
-    strategy = Strategy(
+    strategy = OpStrategy(
         chosen,
         input_specs(rule, chosen, mesh, takes, reductions),
         output_specs(rule, chosen, mesh, takes, reductions),
@@ -210,7 +210,7 @@ def strategy_of(
     return strategy if strategy.in_specs == tuple(in_specs) and fits_outputs else None
 
 
-def _along(strategy: Strategy, axis: int) -> tuple[Split, tuple[int, ...], str]:
+def _along(strategy: OpStrategy, axis: int) -> tuple[Split, tuple[int, ...], str]:
     """How `strategy` runs along one mesh axis, and through which inputs what Partials pass."""
     split = strategy.splits[axis]
     return split, *(_carried(strategy.in_specs, axis) if split[0] == CARRY else ((), "sum"))
@@ -297,7 +297,7 @@ def _placed(
 
 def _choose_axis(
     rule: OpRule,
-    operands: Sequence[Operand],
+    operands: Sequence[OperandState],
     specs: Sequence[Spec | None],
     placed: Sequence[Split | None],
     sizes: Sequence[int],
@@ -315,7 +315,7 @@ def _choose_axis(
     best: _Candidate = (_replicate_cost(operands, placements), 2, 0.0, WHOLE, (), "sum")
     if whole:
         if best[0] == _INFINITE:
-            raise CannotHold(axis)
+            raise ImmovableInputError(axis)
         return WHOLE, (), "sum"
     for group, reduction in _carry_groups(rule, placements):
         relabelled = set(group) <= set(rule.monotone)
@@ -337,7 +337,7 @@ def _choose_axis(
         rank = -settled + (0.5 if factor in rule.reduce else 0.0)
         best = min(best, (cost, 0, rank, split, (), "sum"), key=_order)
     if best[0] == float("inf"):
-        raise CannotHold(axis)
+        raise ImmovableInputError(axis)
     return best[3], best[4], best[5]
 
 
@@ -399,7 +399,7 @@ def _order(candidate: _Candidate) -> tuple[float, int, float]:
 _INFINITE = float("inf")
 
 
-def _replicate_cost(operands: Sequence[Operand], placements: Sequence[Placement]) -> float:
+def _replicate_cost(operands: Sequence[OperandState], placements: Sequence[Placement]) -> float:
     cost = 0.0
     for operand, placement in zip(operands, placements, strict=True):
         if isinstance(placement, Shard):
@@ -423,7 +423,7 @@ def _carry_groups(
 
 
 def _carry_cost(
-    operands: Sequence[Operand],
+    operands: Sequence[OperandState],
     placements: Sequence[Placement],
     group: tuple[int, ...],
     out_bytes: int,
@@ -452,7 +452,7 @@ def _carry_cost(
 
 def _split_cost(
     rule: OpRule,
-    operands: Sequence[Operand],
+    operands: Sequence[OperandState],
     placements: Sequence[Placement],
     placed: Sequence[Split | None],
     sizes: Sequence[int],

@@ -6,7 +6,7 @@ input came is a reshard. A pure function of the prepared graph and the anchors, 
 remembered by rule and specs, so that searching calls it many times a second.
 
 Who runs a part of a graph (`search.pricing.incremental`), or looks at each op before it runs
-(`search.rhino.needed`), takes the same steps on a `PropagationState`.
+(`search.rhino.explicit_ops`), takes the same steps on a `PropagationState`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from tfpar.ir.graph import Op, Tensor
-from tfpar.propagation.partitioned import Anchors, PartitionedGraph
-from tfpar.propagation.pinned import HoldWhole, check_local
-from tfpar.propagation.prepared import PreparedGraph
-from tfpar.propagation.repeat import repeater
+from tfpar.propagation.fast_path import make_fast_path
+from tfpar.propagation.immovable import RetryWithWholeLists, check_local
+from tfpar.propagation.partitioned_graph import Anchors, PartitionedGraph
+from tfpar.propagation.prepared_graph import PreparedGraph
 from tfpar.propagation.roots import lay_variables
 from tfpar.propagation.state import PropagationState
 from tfpar.propagation.step import move, settle_root, visit
@@ -67,7 +67,7 @@ def with_lists_whole(run: Callable[[Whole], T], whole: Whole = frozenset()) -> T
     while True:
         try:
             return run(whole)
-        except HoldWhole as error:
+        except RetryWithWholeLists as error:
             whole |= error.ops
 
 
@@ -92,7 +92,7 @@ def begin(
 
 def run_segment(state: PropagationState, ops: Iterable[Op]) -> None:
     """Take the steps of `ops`, in the graph's order; what still waits then comes whole."""
-    repeat, planned = repeater(state), state.anchors.ops
+    repeat, planned = make_fast_path(state), state.anchors.ops
     for op in ops:
         if op.name in planned or not repeat(op):
             visit(state, op)

@@ -9,16 +9,16 @@ from __future__ import annotations
 import dataclasses
 
 from tfpar.ir.graph import Op
-from tfpar.propagation.decide import Strategy
-from tfpar.propagation.partitioned import Anchors, Decision
-from tfpar.propagation.prepared import PreparedGraph, prepare
+from tfpar.propagation.decide import OpStrategy
+from tfpar.propagation.partitioned_graph import Anchors, Decision
+from tfpar.propagation.prepared_graph import PreparedGraph, prepare
 from tfpar.propagation.state import Within
 from tfpar.spec import Mesh, Partial
 
 
-def expanded(
+def expand_decision(
     op: Op,
-    strategy: Strategy,
+    strategy: OpStrategy,
     prepared: PreparedGraph,
     mesh: Mesh,
     within: Within,

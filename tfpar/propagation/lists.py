@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 
 from tfpar.ir.graph import Op, Tensor
 from tfpar.ir.traits import LIST_MAKERS, NEW_LISTS
-from tfpar.propagation.decide import Strategy, input_specs
+from tfpar.propagation.decide import OpStrategy, input_specs
 from tfpar.propagation.factors import CARRY, WHOLE, Split, splits_of
 from tfpar.rules.rule import PLAIN, OpRule
 from tfpar.spec import Mesh, Partial, Spec
@@ -21,7 +21,7 @@ def makes_list(op: Op, rule: OpRule) -> bool:
     return op.type in NEW_LISTS or (op.type in LIST_MAKERS and bool(rule.names))
 
 
-def remaking(op: Op, rule: OpRule, spec: Spec, mesh: Mesh) -> Strategy:
+def remaking(op: Op, rule: OpRule, spec: Spec, mesh: Mesh) -> OpStrategy:
     """How `op` runs to give its list as `spec`."""
     out = rule.outputs[0]
     group = rule.linear[0] if rule.linear else rule.monotone
@@ -32,7 +32,7 @@ def remaking(op: Op, rule: OpRule, spec: Spec, mesh: Mesh) -> Strategy:
     takes = [group] * mesh.num_axes
     reductions = [p.op if isinstance(p, Partial) else "sum" for p in spec]
     chosen = tuple(splits)
-    return Strategy(chosen, input_specs(rule, chosen, mesh, takes, reductions), (spec,))
+    return OpStrategy(chosen, input_specs(rule, chosen, mesh, takes, reductions), (spec,))
 
 
 def is_loose(tensor: Tensor, rules: Mapping[Op, OpRule], zeros: Collection[Tensor]) -> bool:

@@ -10,9 +10,9 @@ give its state as it took it, so in the second round `h` goes in as S(0) too: ea
 part of the zeros. Now it comes out as it went in, and the loop is settled.
 
 - A body holds no collectives, for every rank runs a loop or branch of its own. So it is propagated
-  *confined*: what would have to cross ranks in it excludes the mesh axis (`CannotHold`). Then the
-  inputs of the region are gathered along that axis before it: first only the weights, then all
-  that can be moved, then everything.
+  *confined*: what would have to cross ranks in it excludes the mesh axis (`ImmovableInputError`).
+  Then the inputs of the region are gathered along that axis before it: first only the weights, then
+  all that can be moved, then everything.
 - What is added up over trips may come out as a Partial. Then it goes in as one, zeros at first: the
   gradient of a weight is added up in the backward loop, and reduced once, after it.
 """
@@ -28,13 +28,13 @@ import numpy as np
 from tfpar.ir.graph import FunctionRef, Op, Tensor
 from tfpar.ir.passes.hoist_reads import is_unchanged
 from tfpar.ir.traits import CALLS, HANDED_ON, LOOPS, REFERENCES, origin
-from tfpar.propagation.decide import CannotHold, Strategy
+from tfpar.propagation.decide import ImmovableInputError, OpStrategy
 from tfpar.propagation.factors import WHOLE
-from tfpar.propagation.partitioned import Anchors, Decision, PartitionedGraph
-from tfpar.propagation.pinned import check_pinned
-from tfpar.propagation.prepared import PreparedGraph
+from tfpar.propagation.immovable import check_immovable
+from tfpar.propagation.partitioned_graph import Anchors, Decision, PartitionedGraph
+from tfpar.propagation.prepared_graph import PreparedGraph
 from tfpar.propagation.state import PropagationState
-from tfpar.spec import Partial, Placement, Replicate, Shard, Spec, replicated
+from tfpar.spec import Partial, Placement, Replicate, Shard, Spec, replicated_spec
 
 # In each round a spec gets from one loop variable to the next: many variables take many rounds.
 _MAX_ROUNDS = 16
@@ -80,10 +80,10 @@ def _settle(
         ]
         try:
             for tensor, spec in zip(op.inputs, arriving, strict=True):
-                check_pinned(state, tensor, spec)
+                check_immovable(state, tensor, spec)
             replicated = [axis for axis, which in lent.items() if len(which) == len(inputs)]
             return region.partition(arriving), tuple(sorted(replicated))
-        except CannotHold as error:
+        except ImmovableInputError as error:
             if state.confined or not any(
                 _lend_more(lent, axis, specs, weights, pinned) for axis in error.axes
             ):
@@ -120,7 +120,7 @@ def _is_whole(spec: Spec, axis: int) -> bool:
 
 
 def _gathered(spec: Spec, axes: Collection[int], pinned: bool) -> Spec:
-    """`spec` with `axes` whole and, unless it is `pinned`, Partials reduced."""
+    """`spec` with `axes` whole and, unless it is `immovable`, Partials reduced."""
     return tuple(
         Replicate() if a in axes or (isinstance(p, Partial) and not pinned) else p
         for a, p in enumerate(spec)
@@ -149,7 +149,7 @@ class _Region:
         bodies: Mapping[Any, PartitionedGraph],
     ) -> Decision:
         splits = (WHOLE,) * self.around.mesh.num_axes
-        return Decision(Strategy(splits, tuple(in_specs), tuple(out_specs)), bodies=bodies)
+        return Decision(OpStrategy(splits, tuple(in_specs), tuple(out_specs)), bodies=bodies)
 
     def _body(
         self, name: str, inputs: Sequence[Tensor], constant: Collection[int]
@@ -192,7 +192,7 @@ class _Region:
             for i in range(len(self.op.outputs))
         ]
         final = {n: self._confined(b, arguments, agreed) for n, b in bodies.items()}
-        whole = replicated(self.around.mesh.num_axes)
+        whole = replicated_spec(self.around.mesh.num_axes)
         return self._decision((whole, *arguments), agreed, final)
 
     def _agree(self, made: Sequence[tuple[Spec, bool]]) -> Spec:
@@ -204,7 +204,7 @@ class _Region:
                 if isinstance(agreed[axis], Replicate):
                     agreed[axis] = placement
                 elif placement != agreed[axis] and not isinstance(placement, Replicate):
-                    raise CannotHold(axis)
+                    raise ImmovableInputError(axis)
         return tuple(agreed)
 
     # --- loops ---------------------------------------------------------------------
@@ -227,9 +227,9 @@ class _Region:
                 break
         else:
             axes = range(self.around.mesh.num_axes)
-            raise CannotHold(*(a for a in axes if any(not _is_whole(s, a) for s in state)))
+            raise ImmovableInputError(*(a for a in axes if any(not _is_whole(s, a) for s in state)))
         final = self._confined(body, state, state)
-        condition = self._confined(test, state, [replicated(self.around.mesh.num_axes)])
+        condition = self._confined(test, state, [replicated_spec(self.around.mesh.num_axes)])
         return self._decision(state, state, {op.attrs["body"]: final, op.attrs["cond"]: condition})
 
     def _join(self, position: int, into: Spec, out: Spec) -> Spec:
@@ -244,7 +244,7 @@ class _Region:
         if into == out or isinstance(out, Replicate):
             return into
         if fixed or (isinstance(into, Shard) and isinstance(out, Partial)):
-            raise CannotHold(axis)
+            raise ImmovableInputError(axis)
         return out
 
 

@@ -27,7 +27,7 @@ LOCAL_STEPS = ("slice", "keep_first")
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class ReshardStep:
     """One step of a reshard.
 
     Attributes:
@@ -53,7 +53,7 @@ class Step:
 @functools.lru_cache(maxsize=65536)
 def lower_reshard(
     shape: tuple[int, ...], source: Spec, target: Spec, mesh: Mesh
-) -> tuple[Step, ...]:
+) -> tuple[ReshardStep, ...]:
     """The steps from `source` to `target`.
 
     Free local slices come first (they shrink what follows), then reductions, then
@@ -64,7 +64,7 @@ def lower_reshard(
     Raises:
         SpecError: the target is Partial where the source is sharded.
     """
-    steps: list[Step] = []
+    steps: list[ReshardStep] = []
     current = source
     while current != target:
         step = (
@@ -99,20 +99,20 @@ def _may_push(current: Spec, target: Spec, axis: int) -> bool:
     return want[: len(have)] == have and len(want) > len(have) and want[len(have)][0] == axis
 
 
-def _slice_step(current: Spec, target: Spec) -> Step | None:
+def _slice_step(current: Spec, target: Spec) -> ReshardStep | None:
     for axis, placement in enumerate(current):
         if isinstance(placement, Replicate) and _may_push(current, target, axis):
-            return Step("slice", (axis,), current, _replace(current, axis, target[axis]))
+            return ReshardStep("slice", (axis,), current, _replace(current, axis, target[axis]))
     return None
 
 
-def _reduce_step(current: Spec, target: Spec) -> Step | None:
+def _reduce_step(current: Spec, target: Spec) -> ReshardStep | None:
     for axis, placement in enumerate(current):
         if not isinstance(placement, Partial) or target[axis] == placement:
             continue
         if _may_push(current, target, axis):
             after = _replace(current, axis, target[axis])
-            return Step("reduce_scatter", (axis,), current, after, placement.op)
+            return ReshardStep("reduce_scatter", (axis,), current, after, placement.op)
     for axis, placement in enumerate(current):
         if not isinstance(placement, Partial) or target[axis] == placement:
             continue
@@ -124,7 +124,7 @@ def _reduce_step(current: Spec, target: Spec) -> Step | None:
             if p == placement and target[a] != p and not _may_push(current, target, a)
         )
         after = tuple(Replicate() if a in axes else p for a, p in enumerate(current))
-        return Step("all_reduce", axes, current, after, placement.op)
+        return ReshardStep("all_reduce", axes, current, after, placement.op)
     return None
 
 
@@ -147,7 +147,7 @@ def _is_plain(shard: Shard) -> bool:
     return shard.stride is None and shard.unit == 1
 
 
-def _all_to_all_step(current: Spec, target: Spec) -> Step | None:
+def _all_to_all_step(current: Spec, target: Spec) -> ReshardStep | None:
     for axis, (placement, wanted) in enumerate(zip(current, target, strict=True)):
         if (
             _must_leave(current, target, axis)
@@ -159,26 +159,26 @@ def _all_to_all_step(current: Spec, target: Spec) -> Step | None:
             and _is_plain(wanted)
             and _may_push(current, target, axis)
         ):
-            return Step("all_to_all", (axis,), current, _replace(current, axis, wanted))
+            return ReshardStep("all_to_all", (axis,), current, _replace(current, axis, wanted))
     return None
 
 
-def _gather_step(current: Spec, target: Spec) -> Step | None:
+def _gather_step(current: Spec, target: Spec) -> ReshardStep | None:
     for axis in reversed(range(len(current))):
         if _must_leave(current, target, axis) and _is_innermost(current, axis):
-            return Step("all_gather", (axis,), current, _replace(current, axis, Replicate()))
+            return ReshardStep("all_gather", (axis,), current, _replace(current, axis, Replicate()))
     return None
 
 
-def _keep_first_step(current: Spec, target: Spec) -> Step | None:
+def _keep_first_step(current: Spec, target: Spec) -> ReshardStep | None:
     for axis, placement in enumerate(target):
         if isinstance(placement, Partial) and isinstance(current[axis], Replicate):
             after = _replace(current, axis, placement)
-            return Step("keep_first", (axis,), current, after, placement.op)
+            return ReshardStep("keep_first", (axis,), current, after, placement.op)
     return None
 
 
-def step_bytes(step: Step, shape: tuple[int, ...], itemsize: int, mesh: Mesh) -> int:
+def step_bytes(step: ReshardStep, shape: tuple[int, ...], itemsize: int, mesh: Mesh) -> int:
     """Payload of the step on one rank, in bytes: its larger side, padding included.
 
     For an all-reduce this is the size of the tensor reduced, for all-gather that of
@@ -208,7 +208,7 @@ def step_bytes(step: Step, shape: tuple[int, ...], itemsize: int, mesh: Mesh) ->
 @functools.lru_cache(maxsize=65536)
 def payloads(
     shape: tuple[int, ...], itemsize: int, source: Spec, target: Spec, mesh: Mesh
-) -> tuple[tuple[Step, int], ...]:
+) -> tuple[tuple[ReshardStep, int], ...]:
     """The collectives from `source` to `target`, each with its `step_bytes`."""
     return tuple(
         (step, step_bytes(step, shape, itemsize, mesh))

@@ -15,12 +15,12 @@ rank draws its part.
 from __future__ import annotations
 
 from tfpar.ir.graph import Op, Tensor, Variable
-from tfpar.propagation.decide import FREE, Strategy
+from tfpar.propagation.decide import FREE, OpStrategy
 from tfpar.propagation.factors import WHOLE, spec_of, splits_of
 from tfpar.propagation.follow import followed_spec, leading_spec
-from tfpar.propagation.partitioned import Decision
+from tfpar.propagation.partitioned_graph import Decision
 from tfpar.propagation.state import PropagationState, Root
-from tfpar.rules.rule import relabelled
+from tfpar.rules.rule import find_relabelled_inputs
 from tfpar.spec import Replicate, Shard, Spec, canonical
 
 
@@ -56,7 +56,7 @@ def lay_variables(state: PropagationState) -> None:
             state.root_of[variable.handle] = weight
 
 
-def opened_by(state: PropagationState, op: Op) -> Root | None:
+def find_root(state: PropagationState, op: Op) -> Root | None:
     """The root that the output of `op` hangs on: `op` if it draws, or what it only relabels."""
     if len(op.outputs) != 1 or state.anchor_of(op.outputs[0]) is not None:
         return None
@@ -80,7 +80,9 @@ def _relabels(state: PropagationState, op: Op, position: int) -> bool:
         return alike and all(
             t.num_elements == 1 and state.specs[t] == state.replicated for t in others
         )
-    return position in relabelled(op, rule) and all(t.op.type == "Const" for t in others)
+    return position in find_relabelled_inputs(op, rule) and all(
+        t.op.type == "Const" for t in others
+    )
 
 
 def root_spec(state: PropagationState, tensor: Tensor, want: Spec) -> tuple[Root, Spec]:
@@ -106,7 +108,7 @@ def root_spec(state: PropagationState, tensor: Tensor, want: Spec) -> tuple[Root
     return root, tuple(p if isinstance(p, Shard) else Replicate() for p in want)
 
 
-def drawn_as(state: PropagationState, op: Op, spec: Spec) -> Decision:
+def draw_with_spec(state: PropagationState, op: Op, spec: Spec) -> Decision:
     """`op`, which reads nothing that is sharded, making its output as `spec` where it can."""
     rule, mesh = state.prepared.rules[op], state.mesh
     splits = tuple(
@@ -114,4 +116,4 @@ def drawn_as(state: PropagationState, op: Op, spec: Spec) -> Decision:
         for s in splits_of(rule.outputs[0], spec, rule.sizes, mesh.shape)
     )
     made = spec_of(rule.outputs[0], rule, splits, mesh.shape, is_output=True)
-    return Decision(Strategy(splits, (state.replicated,) * len(op.inputs), (made,)))
+    return Decision(OpStrategy(splits, (state.replicated,) * len(op.inputs), (made,)))

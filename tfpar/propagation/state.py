@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tfpar.ir.graph import Op, Tensor, Variable
 from tfpar.propagation.decide import FREE
 from tfpar.propagation.lists import is_loose
-from tfpar.propagation.partitioned import Anchors, PartitionedGraph
-from tfpar.propagation.prepared import PreparedGraph
-from tfpar.spec import Mesh, Spec, replicated
+from tfpar.propagation.partitioned_graph import Anchors, PartitionedGraph
+from tfpar.propagation.prepared_graph import PreparedGraph
+from tfpar.spec import Mesh, Spec, replicated_spec
 
 if TYPE_CHECKING:
-    from tfpar.propagation.remembered import Readings
+    from tfpar.propagation.memo_trie import MemoTrie
 
 Root = Variable | Op
 """A weight that the plan leaves open, or an op that draws random numbers."""
@@ -54,7 +54,7 @@ class PropagationState:
         whole: (op, mesh axis) of those that must not split along the axis.
         followers: by weight, its optimizer slots that nothing else lays, each with the weight's
             dim for every dim of the slot.
-        answers: of strategies; see `remembered`.
+        answers: of strategies; see `memo_trie`.
 
     What is found on the way:
 
@@ -83,7 +83,7 @@ class PropagationState:
     root_of: dict[Tensor, Root] = dataclasses.field(default_factory=dict)
     moved: set[tuple[Tensor, Spec]] = dataclasses.field(default_factory=set)
     result: PartitionedGraph = dataclasses.field(init=False)
-    answers: dict[Hashable, Readings[Any]] = dataclasses.field(init=False)
+    answers: dict[Hashable, MemoTrie[Any]] = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         self.result = PartitionedGraph(self.prepared, self.mesh)
@@ -122,7 +122,7 @@ class PropagationState:
 
     @property
     def replicated(self) -> Spec:
-        return replicated(self.mesh.num_axes)
+        return replicated_spec(self.mesh.num_axes)
 
     def is_open(self, tensor: Tensor) -> bool:
         """Whether `tensor` waits for a reader."""

@@ -1,7 +1,7 @@
 """One op's step: who decides how it runs, and what is recorded of that.
 
-A plan decides (`planned`), or what its bodies allow (`regions`), or its rule (`by_rule`). What
-draws random numbers, or only relabels what is open, waits for its first reader (`roots`).
+A plan decides (`planned_op`), or what its bodies allow (`regions`), or its rule (`rule_decision`).
+What draws random numbers, or only relabels what is open, waits for its first reader (`roots`).
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from collections.abc import Sequence
 
 from tfpar.ir.graph import Op, Tensor
 from tfpar.ir.traits import NEW_LISTS, REGIONS
-from tfpar.propagation.by_rule import decide_by_rule
-from tfpar.propagation.decide import FREE, CannotHold
+from tfpar.propagation.decide import FREE, ImmovableInputError
+from tfpar.propagation.final_spec import choose_final_spec
 from tfpar.propagation.follow import followed_spec
-from tfpar.propagation.kept import kept_spec
+from tfpar.propagation.immovable import check_local, make_immovable_error
 from tfpar.propagation.lists import remaking
-from tfpar.propagation.partitioned import Decision, Reshard
-from tfpar.propagation.pinned import check_local, raised_for
-from tfpar.propagation.planned import planned_run
+from tfpar.propagation.partitioned_graph import Decision, Reshard
+from tfpar.propagation.planned_op import apply_op_plan
 from tfpar.propagation.regions import partition_region
-from tfpar.propagation.roots import drawn_as, opened_by, root_spec
+from tfpar.propagation.roots import draw_with_spec, find_root, root_spec
+from tfpar.propagation.rule_decision import decide_by_rule
 from tfpar.propagation.state import PropagationState, Root
 from tfpar.spec import Spec
 
@@ -32,7 +32,7 @@ def visit(state: PropagationState, op: Op) -> None:
     """
     planned = state.anchors.ops.get(op.name)
     if planned is not None:
-        run = planned_run(state, op, planned)
+        run = apply_op_plan(state, op, planned)
         if run is not None:
             record(state, op, *run)
             return
@@ -40,7 +40,7 @@ def visit(state: PropagationState, op: Op) -> None:
         for tensor in op.outputs:
             state.specs.setdefault(tensor, state.replicated)
         return
-    root = opened_by(state, op)
+    root = find_root(state, op)
     if root is None:
         _visit_settled(state, op)
         return
@@ -66,15 +66,15 @@ def _visit_settled(state: PropagationState, op: Op) -> None:
         if state.confined:
             for tensor, need in zip(op.inputs, decision.strategy.in_specs, strict=True):
                 check_local(state, tensor, need)
-    except CannotHold as error:
-        raise raised_for(state, op, error) from None
+    except ImmovableInputError as error:
+        raise make_immovable_error(state, op, error) from None
     record(state, op, decision)
 
 
 def record(
     state: PropagationState, op: Op, decision: Decision, planned: Sequence[Spec] | None = None
 ) -> None:
-    """Settle how `op` runs; its outputs are kept as `planned`, if a plan says so."""
+    """Settle how `op` runs; its outputs are kept as `planned_op`, if a plan says so."""
     result = state.result
     for tensor, need in zip(op.inputs, decision.strategy.in_specs, strict=True):
         if state.specs[tensor] is FREE:
@@ -89,10 +89,10 @@ def record(
 def keep(
     state: PropagationState, op: Op, decision: Decision, planned: Sequence[Spec] | None = None
 ) -> None:
-    """Lay what `op` makes; `planned` as of `record`."""
+    """Lay what `op` makes; `planned_op` as of `record`."""
     result = state.result
     for i, (tensor, made) in enumerate(zip(op.outputs, decision.strategy.out_specs, strict=True)):
-        kept = kept_spec(state, tensor, made) if planned is None else planned[i]
+        kept = choose_final_spec(state, tensor, made) if planned is None else planned[i]
         if kept != made:
             resolution = Reshard(tensor, made, kept)
             result.resolutions[tensor] = resolution
@@ -126,7 +126,7 @@ def settle_root(state: PropagationState, root: Root, spec: Spec) -> None:
     """Lay an open weight or draw as `spec`, and run everything that only relabelled it."""
     waiting = state.waiting.pop(root)
     if isinstance(root, Op):
-        record(state, root, drawn_as(state, root, spec))
+        record(state, root, draw_with_spec(state, root, spec))
     else:
         state.specs[root.handle] = spec
         for slot, mapping in state.followers.get(root, ()):

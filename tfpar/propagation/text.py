@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tfpar.ir.graph import Op
 from tfpar.ir.text import format_graph
-from tfpar.propagation.partitioned import PartitionedGraph
+from tfpar.propagation.partitioned_graph import PartitionedGraph
 from tfpar.spec import Spec, format_spec
 
 

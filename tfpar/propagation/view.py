@@ -1,7 +1,7 @@
 """What a strategy sees of a pass: the graph, the mesh, and what is laid by now.
 
-Strategies (`wish`, `opened`, `generated`, `own_splits`) look and answer; they write nothing. A
-`PropagationState` is a view; a test makes one of three fields.
+Strategies (`consumer_spec`, `open_weights`, `generated_dims`, `own_splits`) look and answer; they
+write nothing. A `PropagationState` is a view; a test makes one of three fields.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Protocol
 
 from tfpar.ir.graph import Tensor
 from tfpar.propagation.factors import WHOLE, spec_of, splits_of
-from tfpar.propagation.prepared import PreparedGraph
+from tfpar.propagation.prepared_graph import PreparedGraph
 from tfpar.spec import Mesh, Spec
 
 

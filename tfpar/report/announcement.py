@@ -14,11 +14,11 @@ from tfpar.spec.quantities import format_bytes, format_seconds
 if TYPE_CHECKING:
     from tfpar.cost.cost import Cost
     from tfpar.plans import Plan
-    from tfpar.propagation.partitioned import PartitionedGraph
+    from tfpar.propagation.partitioned_graph import PartitionedGraph
 
 
 @dataclasses.dataclass(frozen=True)
-class Search:
+class SearchSummary:
     """How a plan was found.
 
     Attributes:
@@ -30,7 +30,9 @@ class Search:
     one_device: Cost
 
 
-def announcement(plan: Plan, partitioned: PartitionedGraph, search: Search | None = None) -> str:
+def announcement(
+    plan: Plan, partitioned: PartitionedGraph, search: SearchSummary | None = None
+) -> str:
     """Mesh, planner, what is split, and what that is predicted to cost against one device.
 
     Args:
@@ -62,7 +64,7 @@ def _why_slower(plan: Plan, alone: Cost | None) -> str:
     )
 
 
-def _planner(plan: Plan, search: Search | None) -> str:
+def _planner(plan: Plan, search: SearchSummary | None) -> str:
     if not plan.planner:
         return "no planner"
     if search is None:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tfpar.report.data.schema import Cost, Layer, Report
+from tfpar.report.data.schema import CostSummary, LayerSummary, Report
 from tfpar.report.tables import render_table
 from tfpar.spec.quantities import format_bytes, format_seconds
 
@@ -36,7 +36,7 @@ class Figure:
 
 
 @dataclasses.dataclass(frozen=True)
-class OtherPlacement:
+class PlacementDiff:
     """Layers that are alike and lie otherwise in the second plan.
 
     Attributes:
@@ -65,7 +65,7 @@ class Comparison:
     names: tuple[str, str]
     verdicts: tuple[str, str]
     figures: tuple[Figure, ...]
-    placements: tuple[OtherPlacement, ...]
+    placements: tuple[PlacementDiff, ...]
 
     @classmethod
     def of(
@@ -129,7 +129,7 @@ def _figures(first: Report, second: Report) -> Iterator[Figure]:
     reports = (first, second)
     yield Figure("ranks", "", *(float(report.facts.ranks) for report in reports))
 
-    def of_cost(name: str, unit: str, value: Callable[[Cost], float]) -> Figure:
+    def of_cost(name: str, unit: str, value: Callable[[CostSummary], float]) -> Figure:
         found = [None if report.cost is None else value(report.cost) for report in reports]
         return Figure(name, unit, *found)
 
@@ -159,9 +159,9 @@ def _collectives(report: Report) -> tuple[Counter[str], Counter[str]]:
     return counts, sizes
 
 
-def _placements(first: Report, second: Report) -> tuple[OtherPlacement, ...]:
+def _placements(first: Report, second: Report) -> tuple[PlacementDiff, ...]:
     others = {layer.path: layer for layer in second.layers}
-    alike: dict[tuple[str, str, str], list[tuple[Layer, Layer]]] = {}
+    alike: dict[tuple[str, str, str], list[tuple[LayerSummary, LayerSummary]]] = {}
     for layer in first.layers:
         other = others.get(layer.path)
         if other is None or not layer.weights:
@@ -170,7 +170,7 @@ def _placements(first: Report, second: Report) -> tuple[OtherPlacement, ...]:
         if before != after:
             alike.setdefault((_pattern(layer), before, after), []).append((layer, other))
     found = [
-        OtherPlacement(
+        PlacementDiff(
             name if len(pairs) > 1 else pairs[0][0].path,
             len(pairs),
             before,
@@ -182,11 +182,11 @@ def _placements(first: Report, second: Report) -> tuple[OtherPlacement, ...]:
     return tuple(sorted(found, key=lambda one: -abs(one.seconds)))
 
 
-def _in_stage(layer: Layer) -> str:
+def _in_stage(layer: LayerSummary) -> str:
     return "" if layer.stage is None else f"stage {layer.stage}: "
 
 
-def _pattern(layer: Layer) -> str:
+def _pattern(layer: LayerSummary) -> str:
     """The path of a layer with that of its block for all that are like it."""
     if layer.repeat is None or layer.repeat.name.endswith("..."):
         return layer.path

@@ -6,8 +6,8 @@ import dataclasses
 
 from tfpar.ir.graph import Graph
 from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned import Anchors
-from tfpar.propagation.prepared import PreparedGraph, prepare
+from tfpar.propagation.partitioned_graph import Anchors
+from tfpar.propagation.prepared_graph import PreparedGraph, prepare
 from tfpar.report.tables import render_table
 from tfpar.rules import has_rule
 from tfpar.spec import Mesh

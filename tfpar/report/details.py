@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tfpar.report.data.schema import Collective, Padding, Report, Variable
+from tfpar.report.data.schema import Collective, Padding, Report, VariableSummary
 from tfpar.report.tables import render_table
 from tfpar.report.variables import local_text
 from tfpar.spec.quantities import format_bytes, format_seconds
@@ -53,7 +53,7 @@ def _of_the_step(report: Report) -> Iterator[str]:
 
 def _variable_table(report: Report) -> str:
     rows = []
-    rest: list[Variable] = []
+    rest: list[VariableSummary] = []
     staged = report.pipeline is not None
     for variable in report.variables:
         if variable.kind == "state" and not variable.fixed:
@@ -77,14 +77,14 @@ def _variable_table(report: Report) -> str:
     return render_table("Variables", columns, rows, numeric=(len(columns) - 2, len(columns) - 1))
 
 
-def _placement(variables: Sequence[Variable]) -> str:
+def _placement(variables: Sequence[VariableSummary]) -> str:
     if any(variable.placement is None for variable in variables):
         return "left to propagation"
     sharded = sum("S(" in (variable.spec or "") for variable in variables)
     return f"{sharded} sharded, as their weights" if sharded else "replicated"
 
 
-def _stages_of(variables: Sequence[Variable]) -> list[str]:
+def _stages_of(variables: Sequence[VariableSummary]) -> list[str]:
     """A cell with the stages of these variables."""
     found = {variable.stage for variable in variables if variable.stage is not None}
     return [f"{min(found)}-{max(found)}" if len(found) > 1 else "".join(map(str, found))]

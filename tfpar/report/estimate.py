@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tfpar.cost.work import flops
+from tfpar.cost.op_compute import flops
 from tfpar.plans import Plan
 from tfpar.report.pipeline import memory_limit, mesh_text
 from tfpar.spec.quantities import format_bytes, format_seconds

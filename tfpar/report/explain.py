@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from tfpar.report.alike_names import alike_names
-from tfpar.report.data.schema import Layer, Report, Variable
-from tfpar.report.layer_rows import by_layer
+from tfpar.report.data.schema import LayerSummary, Report, VariableSummary
+from tfpar.report.layer_rows import group_by_layer
+from tfpar.report.name_groups import format_name_groups
 from tfpar.report.stages import ranks_text
 from tfpar.report.summary import simpler_than
 from tfpar.spec import PlanError
@@ -27,18 +27,18 @@ def explain(report: Report, name: str) -> str:
         PlanError: the plan has no such variable or layer, or several; names them, or the nearest.
     """
     found = _find(report, name)
-    text = _variable(report, found) if isinstance(found, Variable) else _layer(report, found)
+    text = _variable(report, found) if isinstance(found, VariableSummary) else _layer(report, found)
     return "\n".join([text, *_memory_moves(report)])
 
 
-def explained(report: Report, name: str) -> dict[str, Any]:
+def explain_as_data(report: Report, name: str) -> dict[str, Any]:
     """The same as JSON: the fields of the variable; or of the layer, with its variables and
     collectives; arguments and errors as of `explain`."""
     found = _find(report, name)
-    if isinstance(found, Variable):
+    if isinstance(found, VariableSummary):
         return {"variable": _as_json(found)}
     own = [variable for variable in report.variables if variable.layer == found.path]
-    moved = by_layer(report.collectives).get(found.path, [])
+    moved = group_by_layer(report.collectives).get(found.path, [])
     told: dict[str, Any] = _as_json({"layer": found, "variables": own, "collectives": moved})
     return told
 
@@ -47,7 +47,7 @@ def _as_json(found: Any) -> Any:
     return msgspec.json.decode(msgspec.json.encode(found))
 
 
-def _find(report: Report, name: str) -> Variable | Layer:
+def _find(report: Report, name: str) -> VariableSummary | LayerSummary:
     """What is called so; errors as of `explain`."""
     variables = {variable.path: variable for variable in report.variables}
     layers = {layer.path: layer for layer in report.layers}
@@ -62,7 +62,9 @@ def _ending(name: str, paths: Iterable[str]) -> list[str]:
     return [path for path in paths if path == name or path.endswith(f"/{name}")]
 
 
-def _full_name(name: str, variables: dict[str, Variable], layers: dict[str, Layer]) -> str:
+def _full_name(
+    name: str, variables: dict[str, VariableSummary], layers: dict[str, LayerSummary]
+) -> str:
     if name in variables:
         return name
     ending = _ending(name, variables)
@@ -78,8 +80,8 @@ def _full_name(name: str, variables: dict[str, Variable], layers: dict[str, Laye
 
 def _several(what: str, name: str, found: Sequence[str]) -> str:
     return (
-        f"The plan has several {what} {name!r}, {len(found)} in all: {alike_names(found)}. Give "
-        f"more of the path."
+        f"The plan has several {what} {name!r}, {len(found)} in all: {format_name_groups(found)}. "
+        f"Give more of the path."
     )
 
 
@@ -97,7 +99,7 @@ def _memory_moves(report: Report) -> list[str]:
 # --- one variable -------------------------------------------------------------------
 
 
-def _variable(report: Report, variable: Variable) -> str:
+def _variable(report: Report, variable: VariableSummary) -> str:
     size = format_bytes(variable.num_bytes)
     lines = [f"Variable {variable.path!r}, {variable.dtype} {variable.shape}, {size}"]
     simpler = [f"  {line}" for line in simpler_than(report)]
@@ -127,7 +129,7 @@ def _variable(report: Report, variable: Variable) -> str:
     return "\n".join([*lines, *_more(variable.num_reshards - len(variable.reshards))])
 
 
-def _stage(report: Report, variable: Variable) -> list[str]:
+def _stage(report: Report, variable: VariableSummary) -> list[str]:
     """In which stage of a pipeline the variable lies."""
     if report.pipeline is None or variable.stage is None:
         return []
@@ -136,7 +138,7 @@ def _stage(report: Report, variable: Variable) -> list[str]:
     return [f"  Stage: {variable.stage} of {len(stages)}, on ranks {ranks}"]
 
 
-def _options(report: Report, variable: Variable) -> list[str]:
+def _options(report: Report, variable: VariableSummary) -> list[str]:
     """What else the planner priced for the variable, the runner-up first."""
     if report.cost is None or not variable.options:
         return []
@@ -160,7 +162,7 @@ def _more(count: int) -> list[str]:
 # --- one layer ----------------------------------------------------------------------
 
 
-def _layer(report: Report, layer: Layer) -> str:
+def _layer(report: Report, layer: LayerSummary) -> str:
     title = f" ({layer.class_name})" if layer.class_name else ""
     made = f", made in {layer.source}" if layer.source else ""
     lines = [
@@ -180,7 +182,7 @@ def _layer(report: Report, layer: Layer) -> str:
     if layer.patterns:
         lines.append("  Sharding patterns, each by itself:")
         lines += [f"    {pattern}" for pattern in layer.patterns]
-    moved = by_layer(report.collectives).get(layer.path, [])
+    moved = group_by_layer(report.collectives).get(layer.path, [])
     lines.append("  Collectives:" if moved else "  No collectives.")
     lines += [
         f"    {one.count} {one.kind} over {' x '.join(one.axes)} ({one.phase}, "

@@ -7,8 +7,8 @@ from typing import Any
 
 import networkx as nx
 
-from tfpar.report.data.schema import Layer, Report
-from tfpar.report.layer_rows import by_layer
+from tfpar.report.data.schema import LayerSummary, Report
+from tfpar.report.layer_rows import group_by_layer
 from tfpar.spec import PlanError
 
 
@@ -23,7 +23,7 @@ def plan_graph(report: Report) -> nx.DiGraph:
             "This plan holds no graph: its file keeps placements alone. Save the plan of "
             "tap.plan(build, batch, mesh), or tap.plan_of(model) after the model ran a step."
         )
-    moved = by_layer(report.collectives)
+    moved = group_by_layer(report.collectives)
     specs: dict[str, dict[str, str | None]] = {}
     device_bytes: Counter[str] = Counter()
     for variable in report.variables:
@@ -67,7 +67,7 @@ def plan_graph(report: Report) -> nx.DiGraph:
     return graph
 
 
-def _block(layer: Layer) -> dict[str, Any]:
+def _block(layer: LayerSummary) -> dict[str, Any]:
     if layer.repeat is None:
         return {}
     return {"block": layer.repeat.block, "instance": layer.repeat.instance}

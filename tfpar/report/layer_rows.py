@@ -6,7 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from tfpar.report.data.schema import Collective, Layer, Report
+from tfpar.report.data.schema import Collective, LayerSummary, Report
 from tfpar.report.tables import render_table
 from tfpar.spec.quantities import format_bytes, format_seconds
 
@@ -29,7 +29,7 @@ class Row:
 
     name: str
     class_name: str
-    layers: list[Layer]
+    layers: list[LayerSummary]
     depth: int = 0
 
     @property
@@ -91,7 +91,7 @@ def collectives_text(collectives: Iterable[Collective]) -> str:
     return ", ".join(f"{count} {kind} over {axes}" for (kind, axes), count in counts.items())
 
 
-def dearest_kind(collectives: Iterable[Collective]) -> str:
+def costliest_kind(collectives: Iterable[Collective]) -> str:
     """`24 all_reduce, ...`: how many there are of the kind that takes most time."""
     seconds: dict[str, float] = {}
     counts: Counter[str] = Counter()
@@ -104,7 +104,7 @@ def dearest_kind(collectives: Iterable[Collective]) -> str:
     return f"{counts[dearest]} {dearest}{', ...' if len(seconds) > 1 else ''}"
 
 
-def by_layer(collectives: Sequence[Collective]) -> dict[str, list[Collective]]:
+def group_by_layer(collectives: Sequence[Collective]) -> dict[str, list[Collective]]:
     """Collectives by the path of the layer whose tensors they move."""
     found: dict[str, list[Collective]] = {}
     for one in collectives:
@@ -123,7 +123,7 @@ def every_layer(report: Report, sort: str | None) -> str:
     return rows_table(report, rows, collectives_text)
 
 
-def between_row(layers: list[Layer], depth: int = 0) -> Row:
+def between_row(layers: list[LayerSummary], depth: int = 0) -> Row:
     """Layers without weights, as one row."""
     count = sum(layer.ops for layer in layers)
     return Row(f"{count} ops between them", "", layers, depth)
@@ -141,7 +141,7 @@ def rows_table(
         tell: as of `Row.cells`.
         also: what is said in the title besides.
     """
-    moved = by_layer(report.collectives)
+    moved = group_by_layer(report.collectives)
     cells = [row.cells(moved, tell) for row in rows]
     if report.pipeline is None and report.cost is not None:
         whole = Row("Together", "", list(report.layers)).cells({}, tell)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from tfpar.report.variables import variable_specs
 from tfpar.spec import Mesh, PlanError, Replicate, Shard, Spec
-from tfpar.spec.arguments import refused
+from tfpar.spec.arguments import argument_error
 
 if TYPE_CHECKING:
     import keras
 
     from tfpar.plans import Plan
-    from tfpar.propagation.partitioned import PartitionedGraph
+    from tfpar.propagation.partitioned_graph import PartitionedGraph
 
 _A_DEVICE_MESH = "a keras.distribution.DeviceMesh with the axes of the plan"
 
@@ -62,10 +62,10 @@ def _checked(device_mesh: Any, mesh: Mesh) -> keras.distribution.DeviceMesh:
     from keras.distribution import DeviceMesh
 
     if not isinstance(device_mesh, DeviceMesh):
-        raise refused("device_mesh", device_mesh, _A_DEVICE_MESH)
+        raise argument_error("device_mesh", device_mesh, _A_DEVICE_MESH)
     given = dict(zip(device_mesh.axis_names, device_mesh.shape, strict=True))
     if given != dict(zip(mesh.axis_names, mesh.shape, strict=True)):
-        raise refused("device_mesh", device_mesh, f"{_A_DEVICE_MESH}, {mesh}")
+        raise argument_error("device_mesh", device_mesh, f"{_A_DEVICE_MESH}, {mesh}")
     return device_mesh
 
 

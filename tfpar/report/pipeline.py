@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from tfpar.pipeline.generators import name_of
 
 if TYPE_CHECKING:
-    from tfpar.plans import Plan, PlannedStages
+    from tfpar.plans import PipelinePlan, Plan
 
 
-def schedule_text(stages: PlannedStages) -> str:
+def schedule_text(stages: PipelinePlan) -> str:
     """`schedule 1f1b`; a given one has no name, one made from durations is a `list`."""
     if stages.cost is not None and stages.cost.schedules:
         return f"schedule {stages.cost.schedules[0].name}, picked by simulation"

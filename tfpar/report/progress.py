@@ -95,7 +95,7 @@ class Notebook:
             self._handle.update({"text/plain": ""}, raw=True)
 
 
-class Lines:
+class LogDisplay:
     """Lines on stderr, few enough for a log."""
 
     quiet_s, every_s = 10.0, 10.0
@@ -242,7 +242,7 @@ def _display() -> Display:
     """Where users look."""
     if sys.stderr.isatty():
         return Terminal()
-    return Notebook() if _in_notebook() else Lines()
+    return Notebook() if _in_notebook() else LogDisplay()
 
 
 def _in_notebook() -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tfpar.report.data.schema import Pipeline, ScheduleTime, Stage
+from tfpar.report.data.schema import PipelineSummary, ScheduleTime, Stage
 from tfpar.report.tables import render_table
 from tfpar.spec.quantities import format_bytes, format_seconds
 
@@ -15,7 +15,7 @@ MOST_STAGES = 8
 """That a summary shows which is not asked for all."""
 
 
-def stages_tables(pipeline: Pipeline, full: bool) -> Iterator[str]:
+def stages_tables(pipeline: PipelineSummary, full: bool) -> Iterator[str]:
     """Where each stage runs, what lies there, and what it takes; if not `full`, of the first ones,
     and what lies there only where nothing else is known."""
     stages = [*enumerate(pipeline.stages)]
@@ -29,13 +29,13 @@ def stages_tables(pipeline: Pipeline, full: bool) -> Iterator[str]:
         yield f"  and {len(stages) - len(shown)} more stages (full=True shows them)"
 
 
-def pipeline_text(pipeline: Pipeline) -> str:
+def pipeline_text(pipeline: PipelineSummary) -> str:
     """The order of its tasks, and what runs again."""
     again = ", forward passes run again in the backward pass" if pipeline.recompute else ""
     return f"{pipeline.schedule}{again}"
 
 
-def _where_table(pipeline: Pipeline, stages: Sequence[tuple[int, Stage]]) -> str:
+def _where_table(pipeline: PipelineSummary, stages: Sequence[tuple[int, Stage]]) -> str:
     rows = [
         [
             str(number),
@@ -50,7 +50,7 @@ def _where_table(pipeline: Pipeline, stages: Sequence[tuple[int, Stage]]) -> str
     return render_table(f"Stages ({pipeline_text(pipeline)})", columns, rows, numeric=(3, 4))
 
 
-def _cost_table(pipeline: Pipeline, stages: Sequence[tuple[int, Stage]], order: str) -> str:
+def _cost_table(pipeline: PipelineSummary, stages: Sequence[tuple[int, Stage]], order: str) -> str:
     limits = {stage.limit_bytes for stage in pipeline.stages}
     rows = [
         [

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tfpar.report.data.schema import Candidate, Report
+from tfpar.report.data.schema import CandidateSummary, Report
 from tfpar.report.details import details, totals
-from tfpar.report.folded import folded_variables, layers_table
 from tfpar.report.layer_rows import every_layer
+from tfpar.report.layer_table import folded_variables, layers_table
 from tfpar.report.pipeline import statistics_text
-from tfpar.report.rivals import rivals_table
+from tfpar.report.rejected_candidates import rivals_table
 from tfpar.report.stages import idle_ranks, schedules_table, stages_tables
 from tfpar.report.trials import trials_table
 from tfpar.spec.quantities import format_bytes, format_seconds
@@ -142,7 +142,7 @@ def _host_memory(report: Report) -> Iterator[str]:
         yield f"Host memory of a rank: {format_bytes(total)}{of}: {what}"
 
 
-def _baselines(candidates: Sequence[Candidate]) -> Iterator[str]:
+def _baselines(candidates: Sequence[CandidateSummary]) -> Iterator[str]:
     found = [c for c in candidates if c.kind == "baseline" and c.seconds is not None]
     if found:
         shown = [
@@ -153,7 +153,7 @@ def _baselines(candidates: Sequence[Candidate]) -> Iterator[str]:
         yield f"To compare: {', '.join(shown)}"
 
 
-def _tables(candidates: Sequence[Candidate]) -> Iterator[str]:
+def _tables(candidates: Sequence[CandidateSummary]) -> Iterator[str]:
     """What else was found, and what was tried."""
     if any(candidate.kind == "pipeline" for candidate in candidates):
         yield rivals_table(candidates)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfpar.plans.trials import Trial
-from tfpar.report.data.schema import Candidate
+from tfpar.plans.trials import TrialResult
+from tfpar.report.data.schema import CandidateSummary
 from tfpar.report.tables import render_table
 from tfpar.spec.quantities import format_seconds
 
 COLUMNS = ("Plan", "Predicted", "Measured", "Measured / predicted", "Why not")
 
 
-def trials_table(trials: Sequence[Candidate]) -> str:
+def trials_table(trials: Sequence[CandidateSummary]) -> str:
     """Each plan that was tried, the one that was taken first."""
     rows = []
     for trial in trials:
@@ -22,7 +22,7 @@ def trials_table(trials: Sequence[Candidate]) -> str:
     return render_table("Plans that were tried", COLUMNS, rows, numeric=range(1, 4))
 
 
-def trial_text(trial: Trial) -> str:
+def trial_text(trial: TrialResult) -> str:
     """`tried no stages, data=2: 12.00 ms a step (predicted 10.00 ms)`."""
     assert trial.measured_s is not None, "a trial that ran"
     text = f"tried {trial.name}: {format_seconds(trial.measured_s)} a step"

@@ -12,8 +12,8 @@ from tfpar.spec.quantities import format_bytes
 
 if TYPE_CHECKING:
     from tfpar.plans import Plan, PlannedVariable
-    from tfpar.propagation.partitioned import PartitionedGraph
-    from tfpar.report.data.schema import Variable
+    from tfpar.propagation.partitioned_graph import PartitionedGraph
+    from tfpar.report.data.schema import VariableSummary
 
 
 def placement_text(spec: Spec, mesh: Mesh) -> str:
@@ -42,7 +42,7 @@ def shard_bytes(variable: PlannedVariable, spec: Spec, mesh: Mesh) -> int:
     return math.prod(local_shape(variable.shape, spec, mesh)) * itemsize(variable.dtype)
 
 
-def local_text(variables: Iterable[Variable]) -> str:
+def local_text(variables: Iterable[VariableSummary]) -> str:
     """What a rank holds of these variables; `?` where a spec is not known."""
     sizes = [variable.device_bytes for variable in variables]
     known = [size for size in sizes if size is not None]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tfpar.report import explain as explaining
 from tfpar.report import graph
 from tfpar.report import summary as summarizing
-from tfpar.report.data.build import report_of
+from tfpar.report.data.build import build_report
 from tfpar.report.layout_map import layout_map
 from tfpar.report.page.page import render_page
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import networkx as nx
 
     from tfpar.plans import Plan
-    from tfpar.propagation.partitioned import PartitionedGraph
+    from tfpar.propagation.partitioned_graph import PartitionedGraph
 
 
 __all__ = ["explain", "layout_map", "notebook", "page", "plan_graph", "report_data", "summary"]
@@ -24,7 +24,7 @@ __all__ = ["explain", "layout_map", "notebook", "page", "plan_graph", "report_da
 
 def report_data(plan: Plan, partitioned: PartitionedGraph | None) -> dict[str, Any]:
     """`Plan.report_data`."""
-    return report_of(plan, partitioned).to_builtins()
+    return build_report(plan, partitioned).to_builtins()
 
 
 def summary(
@@ -34,22 +34,22 @@ def summary(
     sort: str | None = None,
 ) -> str:
     """`Plan.summary`."""
-    return summarizing.summary(report_of(plan, partitioned), full, sort)
+    return summarizing.summary(build_report(plan, partitioned), full, sort)
 
 
 def explain(plan: Plan, name: str, partitioned: PartitionedGraph | None = None) -> str:
     """`Plan.explain`."""
-    return explaining.explain(report_of(plan, partitioned), name)
+    return explaining.explain(build_report(plan, partitioned), name)
 
 
 def plan_graph(plan: Plan, partitioned: PartitionedGraph | None) -> nx.DiGraph:
     """`Plan.graph`."""
-    return graph.plan_graph(report_of(plan, partitioned))
+    return graph.plan_graph(build_report(plan, partitioned))
 
 
 def page(plan: Plan, partitioned: PartitionedGraph | None) -> str:
     """`Plan.to_html`."""
-    return render_page(report_of(plan, partitioned))
+    return render_page(build_report(plan, partitioned))
 
 
 def notebook(plan: Plan) -> str:

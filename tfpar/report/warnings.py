@@ -6,8 +6,8 @@ import logging
 from collections.abc import Iterable
 
 from tfpar.ir.graph import Op
-from tfpar.propagation.partitioned import PartitionedGraph
-from tfpar.propagation.prepared import PreparedGraph
+from tfpar.propagation.partitioned_graph import PartitionedGraph
+from tfpar.propagation.prepared_graph import PreparedGraph
 from tfpar.rules import has_rule
 from tfpar.spec import TfparError
 

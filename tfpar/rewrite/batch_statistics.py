@@ -24,11 +24,11 @@ from tfpar.ir.graph import Op, Tensor, is_floating
 from tfpar.ir.roles import BACKWARD, FORWARD, UPDATE, Roles
 from tfpar.ir.traits import ADDITIONS, ASSIGNMENTS, HANDED_ON, VARIABLE_READS
 from tfpar.pipeline.statistics import EXACT, BatchStatistics
-from tfpar.propagation.partitioned import PartitionedGraph
+from tfpar.propagation.partitioned_graph import PartitionedGraph
 from tfpar.rewrite.local_graph import LocalProgram, build_local_program
+from tfpar.rewrite.microbatch_rounds import differing_ops, is_made_in_rounds, meets
+from tfpar.rewrite.rank_local_axis import Repetition
 from tfpar.rewrite.reshard import ONCE
-from tfpar.rewrite.rounds import differing_ops, is_made_in_rounds, meets
-from tfpar.rewrite.within_rank import Repetition
 
 _TAPE = "gradient_tape/"
 

@@ -8,12 +8,12 @@ import numpy as np
 
 from tfpar.ir.graph import Op
 from tfpar.rewrite.local_graph import LocalProgram
-from tfpar.rewrite.part_bodies import of_part
+from tfpar.rewrite.rank_local_axis import NotRepeatableError, RankLocalAxis
 from tfpar.rewrite.reshard import CHUNK, COLLECTIVE_TYPES, ONCE
-from tfpar.rewrite.within_rank import CannotRepeat, WithinRank
+from tfpar.rewrite.sub_batch_bodies import constant_of_sub_batch
 
 
-class ChunkWriter(WithinRank):
+class ChunkWriter(RankLocalAxis):
     """Emits the ops of a program with chunks, each once for each chunk.
 
     Attributes:
@@ -44,7 +44,7 @@ class ChunkWriter(WithinRank):
         for chunk in range(self.parts):
             groups.setdefault(self._key(op, chunk), []).append(chunk)
         if len(groups) > 1 and self.repetition.has_effects(op):
-            raise CannotRepeat(op)
+            raise NotRepeatableError(op)
         made: list[Op] = [op] * self.parts
         for members in groups.values():
             clone = self._emit(op, members[0], alone=len(groups) == 1)
@@ -61,7 +61,9 @@ class ChunkWriter(WithinRank):
     def _key(self, op: Op, chunk: int) -> Hashable:
         """Equal for chunks that `op` runs for once."""
         if op.type == "RankConst":
-            return tuple(np.asarray(v).tobytes() for v in of_part(op, chunk, self.parts))
+            return tuple(
+                np.asarray(v).tobytes() for v in constant_of_sub_batch(op, chunk, self.parts)
+            )
         if ONCE in op.attrs or self.repetition.writes(op):
             return None  # chunks hold the same, even where each has computed it
         inputs = tuple(self.tensors[t][chunk] for t in op.inputs)
@@ -71,7 +73,7 @@ class ChunkWriter(WithinRank):
         name = f"{op.name}/chunk{chunk}" if chunk else op.name
         outputs = [(t.shape, t.dtype) for t in op.outputs]
         if op.type == "RankConst":
-            values = of_part(op, chunk, self.parts)
+            values = constant_of_sub_batch(op, chunk, self.parts)
             return self.build.per_rank(values, op.outputs[0].dtype).op
         attrs = self.repetition.bodies.attrs(op, chunk)
         if not alone and op.type in COLLECTIVE_TYPES:

@@ -16,7 +16,7 @@ normalization, losses, random draws and padding. Then the ranks along `chunk` ar
     AllReduce over data and chunk (a gradient)     AddN, then one AllReduce over data
 
 At last the chunks are put in order, so that one computes while another's tensors are on their way
-(`stagger`).
+(`stagger_chunks`).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from collections.abc import Collection
 from tfpar.ir.graph import Graph, Tensor
 from tfpar.ir.order import sort_topologically
 from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned import Anchors, PartitionedGraph
+from tfpar.propagation.partitioned_graph import Anchors, PartitionedGraph
 from tfpar.rewrite.chunk_writer import ChunkWriter
 from tfpar.rewrite.local_graph import LocalProgram, build_local_program
-from tfpar.rewrite.stagger import stagger
+from tfpar.rewrite.stagger import stagger_chunks
 from tfpar.spec import Mesh, Replicate, Shard
 
 CHUNKS = (1, 2, 4)
@@ -51,7 +51,7 @@ def build_chunked_program(laid: PartitionedGraph) -> LocalProgram:
     cannot run on chunks: its effect would come more than once.
 
     Args:
-        laid: the step with the axis of the chunks (`cut_in_parts`).
+        laid: the step with the axis of the chunks (`split_batch`).
 
     Raises:
         CannotRepeat: names the op.
@@ -59,7 +59,7 @@ def build_chunked_program(laid: PartitionedGraph) -> LocalProgram:
     return run_chunks(build_local_program(laid))
 
 
-def cut_in_parts(
+def split_batch(
     partitioned: PartitionedGraph, anchors: Anchors, batched: Collection[Tensor], parts: int
 ) -> PartitionedGraph:
     """The same step on the mesh with an axis of so many parts of a rank's batch behind its own.
@@ -105,7 +105,7 @@ def run_chunks(program: LocalProgram) -> LocalProgram:
     for op in program.graph.ops:
         writer.write(op)
     made = writer.finish([e for op in program.graph.effects for e in writer.ops[op]])
-    stagger(made.graph, writer.runs_for, writer.parts)
+    stagger_chunks(made.graph, writer.runs_for, writer.parts)
     return made
 
 

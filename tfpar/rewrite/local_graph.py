@@ -17,7 +17,7 @@ from tfpar.ir.builder import GraphBuilder, neutral
 from tfpar.ir.graph import Graph, Op, Shape, Tensor, Variable
 from tfpar.ir.traits import CONSTANTS, NEW_LISTS, REGIONS
 from tfpar.propagation.lists import remaking
-from tfpar.propagation.partitioned import Decision, PartitionedGraph, Reshard
+from tfpar.propagation.partitioned_graph import Decision, PartitionedGraph, Reshard
 from tfpar.rewrite.regions import write_region
 from tfpar.rewrite.reshard import ONCE, emit_step
 from tfpar.rules.local import LocalOp
@@ -34,21 +34,21 @@ EFFECT_OF = "_tfpar_effect_of"
 them through all passes, so that their order can be compared with that of the step."""
 
 
-class Place(NamedTuple):
+class StagePass(NamedTuple):
     """Where and when an op of a step in stages runs: at which stage, and in which of its passes."""
 
     stage: int
     backward: bool = False
 
 
-class Layout(NamedTuple):
+class LocalLayout(NamedTuple):
     """How a local tensor lies: the shape of the whole, and its spec."""
 
     shape: Shape
     spec: Spec
 
 
-NOWHERE = Place(0)
+NOWHERE = StagePass(0)
 """Of an op without one, where only the order of ops is asked for."""
 
 
@@ -77,9 +77,9 @@ class LocalProgram:
     input_specs: list[Spec]
     output_specs: list[Spec]
     variable_specs: dict[str, Spec]
-    places: dict[Op, Place] = dataclasses.field(default_factory=dict)
+    places: dict[Op, StagePass] = dataclasses.field(default_factory=dict)
     origins: dict[Op, Op] = dataclasses.field(default_factory=dict)
-    layouts: dict[Tensor, Layout] = dataclasses.field(default_factory=dict)
+    layouts: dict[Tensor, LocalLayout] = dataclasses.field(default_factory=dict)
     shapes: dict[Tensor, Sequence[Shape]] = dataclasses.field(default_factory=dict)
 
     def shape_on(self, rank: int, tensor: Tensor) -> Shape:
@@ -102,7 +102,7 @@ class LocalProgram:
 
 
 def build_local_program(
-    partitioned: PartitionedGraph, places: Mapping[Op, Place] | None = None
+    partitioned: PartitionedGraph, places: Mapping[Op, StagePass] | None = None
 ) -> LocalProgram:
     """Emit the local program of a partitioned graph.
 
@@ -155,11 +155,11 @@ class _Writer:
         self,
         partitioned: PartitionedGraph,
         build: GraphBuilder,
-        stages: Mapping[Op, Place] | None = None,
+        stages: Mapping[Op, StagePass] | None = None,
     ) -> None:
-        self.places: dict[Op, Place] = {}
+        self.places: dict[Op, StagePass] = {}
         self.origins: dict[Op, Op] = {}
-        self.layouts: dict[Tensor, Layout] = {}
+        self.layouts: dict[Tensor, LocalLayout] = {}
         self._stages = stages or {}
         self.partitioned = partitioned
         self.mesh = partitioned.mesh
@@ -169,7 +169,7 @@ class _Writer:
 
     def bind(self, tensor: Tensor, spec: Spec, local: Tensor) -> None:
         self.tensors.setdefault(tensor, {})[spec] = local
-        self.layouts[local] = Layout(tensor.shape, spec)
+        self.layouts[local] = LocalLayout(tensor.shape, spec)
 
     def bind_sources(self) -> None:
         """Placeholders for inputs and variable handles, in local shapes."""
@@ -235,7 +235,7 @@ class _Writer:
         local = self.build.cast(local, wire_dtype)
         for step in steps:
             local = emit_step(self.build, local, step, tuple(tensor.shape or ()), self.mesh)
-            self.layouts[local] = Layout(tensor.shape, step.after)
+            self.layouts[local] = LocalLayout(tensor.shape, step.after)
         return self.build.cast(local, own)
 
     def _remade(self, tensor: Tensor, spec: Spec) -> Tensor:

@@ -18,7 +18,7 @@ from tfpar.rules.normalization import NUM_AVERAGED, unbiasing
 from tfpar.spec import Shard, TfparError, local_indices
 
 
-def take_of_microbatches(program: LocalProgram, roles: Roles) -> BatchStatistics:
+def use_ghost_batches(program: LocalProgram, roles: Roles) -> BatchStatistics:
     """Have normalisations take the statistics of one microbatch, of all ranks; in place.
 
     Args:

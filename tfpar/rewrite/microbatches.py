@@ -10,7 +10,8 @@ over, as the gradients of weights, is added up from call to call and exists once
     all-reduce the sums over ranks; update            (once)
 
 That is gradient accumulation, with the numbers of the whole batch: propagation has settled how
-losses, masks, draws and padding lie along the axis. `rewrite.rounds` says what runs when.
+losses, masks, draws and padding lie along the axis. `rewrite.microbatch_rounds` says what runs
+when.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ from tfpar.ir.traits import CONSTANTS
 from tfpar.pipeline import Schedule
 from tfpar.pipeline.generators import generate
 from tfpar.pipeline.tasks import Task
-from tfpar.propagation.partitioned import PartitionedGraph
+from tfpar.propagation.partitioned_graph import PartitionedGraph
 from tfpar.rewrite.chunks import sum_before_scattering
-from tfpar.rewrite.local_graph import TASK, LocalProgram, Place, build_local_program
-from tfpar.rewrite.microbatch_statistics import take_of_microbatches
-from tfpar.rewrite.part_bodies import of_part
-from tfpar.rewrite.rounds import Rounds, rounds_of
-from tfpar.rewrite.stages import StagedStep, send_in_slices, write_in_stages
-from tfpar.rewrite.task_body import TaskBody, operand_of, summed_as
-from tfpar.rewrite.task_cut import TaskCut, TaskKey
-from tfpar.rewrite.within_rank import WithinRank
+from tfpar.rewrite.local_graph import TASK, LocalProgram, StagePass, build_local_program
+from tfpar.rewrite.microbatch_rounds import MicrobatchRounds, schedule_rounds
+from tfpar.rewrite.microbatch_statistics import use_ghost_batches
+from tfpar.rewrite.rank_local_axis import RankLocalAxis
+from tfpar.rewrite.round_tasks import RoundTasks, TaskKey
+from tfpar.rewrite.stage_split import PipelineLowering, send_in_slices, write_in_stages
+from tfpar.rewrite.sub_batch_bodies import constant_of_sub_batch
+from tfpar.rewrite.task_body import TaskBody, operand_of, sum_dtype
 
 
 def build_microbatched_program(
     laid: PartitionedGraph,
-    stages: StagedStep | None = None,
+    stages: PipelineLowering | None = None,
     statistics: Roles | None = None,
 ) -> LocalProgram:
     """The program of a step whose batch is in microbatches.
@@ -46,7 +47,7 @@ def build_microbatched_program(
     Variables lie as without, and inputs are fed alike.
 
     Args:
-        laid: the step with the axis of the microbatches (`chunks.cut_in_parts`).
+        laid: the step with the axis of the microbatches (`chunks.split_batch`).
         stages: in which the step runs, if there are several.
         statistics: the roles of the graph's ops, if normalisations take the statistics of one
             microbatch (`rewrite.microbatch_statistics`); None: those of the whole batch.
@@ -57,7 +58,7 @@ def build_microbatched_program(
     """
     program = write_in_stages(laid, stages) if stages else build_local_program(laid)
     if statistics is not None:
-        take_of_microbatches(program, statistics)
+        use_ghost_batches(program, statistics)
     if stages is None:
         return run_microbatches(program)
     send_in_slices(program, stages)  # statistics, too, if they are now those of a microbatch
@@ -89,12 +90,12 @@ def run_microbatches(
     return writer.finish([writer.ops[op][-1] for op in program.graph.effects])
 
 
-class _Writer(WithinRank):
+class _Writer(RankLocalAxis):
     """Writes what runs once as ops, and each round as functions with their calls."""
 
     def __init__(self, program: LocalProgram, schedule: Schedule, recompute: bool) -> None:
         super().__init__(program)
-        self.rounds: Rounds = rounds_of(program, self.repetition)
+        self.rounds: MicrobatchRounds = schedule_rounds(program, self.repetition)
         self._schedule = schedule
         self._recompute = recompute
         self._sums: dict[tuple[Tensor, str], Tensor] = {}
@@ -117,7 +118,9 @@ class _Writer(WithinRank):
             self.write_crossing(op)
         elif op.type == "RankConst":
             made = [
-                self.build.per_rank(of_part(op, part, self.parts), op.outputs[0].dtype)
+                self.build.per_rank(
+                    constant_of_sub_batch(op, part, self.parts), op.outputs[0].dtype
+                )
                 for part in range(self.parts)
             ]
             self.tensors[op.outputs[0]] = made
@@ -133,7 +136,7 @@ class _Writer(WithinRank):
                 self.tensors[old] = [new] * self.parts
         self._place(first, self.program.places.get(op))
 
-    def _place(self, first: int, place: Place | None) -> None:
+    def _place(self, first: int, place: StagePass | None) -> None:
         """What has been emitted from the op at `first` on runs at `place`."""
         if place is not None:
             emitted = (op for op in self.build.graph.ops[first:] if op.type not in CONSTANTS)
@@ -141,7 +144,7 @@ class _Writer(WithinRank):
 
     def write_round(self, number: int) -> None:
         """Emit the calls of a round: each task of each microbatch, in the order of the schedule."""
-        cut = TaskCut(self.rounds, number, self.program, self._schedule, self._is_summed)
+        cut = RoundTasks(self.rounds, number, self.program, self._schedule, self._is_summed)
         bodies = [self._bodies(number, cut, 0)]
         if any(self.repetition.bodies.differ(op) for op in cut.key_of):
             bodies += [self._bodies(number, cut, part) for part in range(1, self.parts)]
@@ -171,7 +174,7 @@ class _Writer(WithinRank):
         for key, body in bodies[0].items():
             self._sums.update(zip(body.summed, carried[key], strict=True))
 
-    def _bodies(self, number: int, cut: TaskCut, part: int) -> dict[TaskKey, TaskBody]:
+    def _bodies(self, number: int, cut: RoundTasks, part: int) -> dict[TaskKey, TaskBody]:
         """The functions of a round: what they do for microbatch `part`, and all like it."""
         functions, bodies = self.build.graph.functions, {}
         suffix = f"_part{part}" if part else ""
@@ -195,7 +198,7 @@ class _Writer(WithinRank):
             functions[body.name] = body.finish(effects)
         return bodies
 
-    def _again(self, cut: TaskCut, key: TaskKey) -> list[Op]:
+    def _again(self, cut: RoundTasks, key: TaskKey) -> list[Op]:
         """What a backward pass runs again of the forward pass of its stage, to read it."""
         if not self._recompute or key.kind == "F":
             return []
@@ -245,13 +248,13 @@ class _Writer(WithinRank):
         self._place(len(self.build.graph.ops) - 1, self._place_of(task))
         return call
 
-    def _place_of(self, task: Task | TaskKey) -> Place | None:
-        return Place(task.stage, task.kind != "F") if self.program.places else None
+    def _place_of(self, task: Task | TaskKey) -> StagePass | None:
+        return StagePass(task.stage, task.kind != "F") if self.program.places else None
 
     def _start(self, summed: tuple[Tensor, str]) -> Tensor:
         """What a sum begins with."""
         tensor, reduction = summed
-        dtype = summed_as(operand_of(tensor))
+        dtype = sum_dtype(operand_of(tensor))
         self.build.name = f"{tensor.op.name}/sum"
         value = self.build.const(neutral(reduction, dtype), dtype)
         return self.build.fill(tensor.shape, value)

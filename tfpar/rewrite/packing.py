@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from tfpar.ir.graph import Graph, Op, Shape, Tensor
 from tfpar.ir.order import sort_topologically
 from tfpar.ir.traits import HANDED_ON
-from tfpar.rewrite.local_graph import NOWHERE, Place
+from tfpar.rewrite.local_graph import NOWHERE, StagePass
 from tfpar.rewrite.reshard import CHUNK, DIMS
 from tfpar.rewrite.transfers import TRANSFER_TYPES
 
@@ -50,7 +50,7 @@ class _Bucket:
 def pack_collectives(
     graph: Graph,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
-    places: dict[Op, Place] | None = None,
+    places: dict[Op, StagePass] | None = None,
     shapes: dict[Tensor, Sequence[Shape]] | None = None,
 ) -> Graph:
     """Merge independent collectives of `graph`, in place; returns it.
@@ -116,7 +116,7 @@ def _can_join(op: Op) -> bool:
     return op.type in DIMS and known and not op.control
 
 
-def _fill(graph: Graph, bucket_bytes: int, places: Mapping[Op, Place]) -> list[_Bucket]:
+def _fill(graph: Graph, bucket_bytes: int, places: Mapping[Op, StagePass]) -> list[_Bucket]:
     buckets: list[_Bucket] = []
     current: dict[tuple[object, ...], _Bucket] = {}
     needs: dict[Op, int] = {}

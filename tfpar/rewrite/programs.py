@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from tfpar.ir.graph import Op
 from tfpar.ir.order import sort_topologically
 from tfpar.rewrite.local_graph import LocalProgram
-from tfpar.rewrite.transfers import Channel, channels_of, ends_of, matched
+from tfpar.rewrite.transfers import Channel, channels_of, ends_of, match_channels
 from tfpar.spec import TfparError
 
 Group = tuple[int, ...]
@@ -88,7 +88,7 @@ class ProgramSet:
             [end for g, p in self.programs.items() for end in ends_of(p, g, op_type)]
             for op_type in ("Send", "Recv")
         )
-        return matched(sends, receives)
+        return match_channels(sends, receives)
 
     def in_order(self) -> Iterator[tuple[Group, Op]]:
         """The ops of all programs, each `Recv` behind those that send what it gets.

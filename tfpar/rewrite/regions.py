@@ -15,7 +15,7 @@ from tfpar.ir.graph import (
     UnknownShape,
     renamed_functions,
 )
-from tfpar.propagation.partitioned import Decision, PartitionedGraph
+from tfpar.propagation.partitioned_graph import Decision, PartitionedGraph
 from tfpar.spec import Mesh, Spec, local_shape
 
 

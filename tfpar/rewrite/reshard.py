@@ -12,8 +12,8 @@ import numpy as np
 
 from tfpar.ir.builder import GraphBuilder, neutral
 from tfpar.ir.graph import DType, Tensor
-from tfpar.propagation.reshard import Step
-from tfpar.rewrite import uneven
+from tfpar.propagation.reshard import ReshardStep
+from tfpar.rewrite import uneven_reshard
 from tfpar.spec import Mesh, Shard, UnevenMesh, local_length, local_shape
 
 COLLECTIVE_TYPES = {
@@ -41,12 +41,16 @@ ONCE = "_tfpar_once"
 
 
 def emit_step(
-    build: GraphBuilder, x: Tensor, step: Step, shape: tuple[int, ...], mesh: Mesh
+    build: GraphBuilder, x: Tensor, step: ReshardStep, shape: tuple[int, ...], mesh: Mesh
 ) -> Tensor:
     """Emit one step on the local tensor `x` of a tensor of global `shape`."""
     axis = step.axes[0]
-    if isinstance(mesh, UnevenMesh) and axis == mesh.uneven_axis and step.kind in uneven.STEPS:
-        return uneven.emit_step(build, x, step, shape, mesh)
+    if (
+        isinstance(mesh, UnevenMesh)
+        and axis == mesh.uneven_axis
+        and step.kind in uneven_reshard.STEPS
+    ):
+        return uneven_reshard.emit_uneven_step(build, x, step, shape, mesh)
     if step.kind == "all_reduce":
         return all_reduce(build, x, step.axes, step.reduction)
     if step.kind == "keep_first":
@@ -142,7 +146,7 @@ def _gather(
 
 
 def _all_to_all(
-    build: GraphBuilder, x: Tensor, step: Step, shape: tuple[int, ...], mesh: Mesh
+    build: GraphBuilder, x: Tensor, step: ReshardStep, shape: tuple[int, ...], mesh: Mesh
 ) -> Tensor:
     """Blocks of the new dim are exchanged for blocks of the old one; both are plain."""
     axis = step.axes[0]
@@ -167,7 +171,9 @@ def _all_to_all(
     return out
 
 
-def _length_without(step: Step, shape: tuple[int, ...], mesh: Mesh, dim: int, axis: int) -> int:
+def _length_without(
+    step: ReshardStep, shape: tuple[int, ...], mesh: Mesh, dim: int, axis: int
+) -> int:
     """Local length of `dim` once `axis`, innermost on it, no longer splits it."""
     length = shape[dim]
     for a, placement in enumerate(step.before):

@@ -26,7 +26,7 @@ _UNORDERED = SOURCES.union(COLLECTIVE_TYPES)
 """Op types that backends give no control edges."""
 
 
-def stagger(graph: Graph, runs_for: Mapping[Op, frozenset[int]], chunks: int) -> None:
+def stagger_chunks(graph: Graph, runs_for: Mapping[Op, frozenset[int]], chunks: int) -> None:
     """Add control edges between the chunks of `graph`, in place.
 
     No edge closes a cycle: along every edge (interval, first chunk) does not decrease, and along a

@@ -7,7 +7,7 @@ from typing import Any
 
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import FunctionRef, Graph, Op, Tensor, is_floating, itemsize
-from tfpar.rewrite.within_rank import COMBINE, is_narrowed
+from tfpar.rewrite.rank_local_axis import COMBINE, is_narrowed
 
 
 class TaskBody:
@@ -65,7 +65,7 @@ class TaskBody:
         """Return the sum so far with `tensor` added to it."""
         operand = operand_of(self._tensors[tensor])
         self.build.name = f"{tensor.op.name}/sum"
-        operand = self.build.cast(operand, summed_as(operand))
+        operand = self.build.cast(operand, sum_dtype(operand))
         attrs = {"dtype": operand.dtype}
         so_far = self.build.one("Placeholder", (), operand.shape, operand.dtype, attrs)
         self.summed.append((tensor, reduction))
@@ -85,7 +85,7 @@ def operand_of(tensor: Tensor) -> Tensor:
     return tensor.op.inputs[0] if is_narrowed(tensor) else tensor
 
 
-def summed_as(tensor: Tensor) -> str:
+def sum_dtype(tensor: Tensor) -> str:
     """The dtype of a sum: many terms in 16 bits would lose what one product's sum keeps."""
     short = is_floating(tensor.dtype) and itemsize(tensor.dtype) < 4
     return "float32" if short else tensor.dtype

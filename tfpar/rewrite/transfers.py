@@ -43,7 +43,7 @@ class Channel(NamedTuple):
         return f"transfer/{self.source}_to_{self.target}/{self.key}"
 
 
-class End(NamedTuple):
+class ChannelEnd(NamedTuple):
     """One end of a channel, and what comes along. Plain values, for ranks to exchange.
 
     Attributes:
@@ -125,21 +125,21 @@ def channels_of(op: Op, ranks: Sequence[int]) -> list[Channel | None]:
     return [None if target is None else Channel(rank, target, key) for rank, target in pairs]
 
 
-def ends_of(program: LocalProgram, ranks: Sequence[int], op_type: str) -> list[End]:
+def ends_of(program: LocalProgram, ranks: Sequence[int], op_type: str) -> list[ChannelEnd]:
     """The ends of all channels at which the program of `ranks` has a `Send`, or a `Recv`."""
     found = []
     for op in program.graph.ops:
         if op.type == op_type:
             (tensor,) = op.inputs or op.outputs
             found += [
-                End(*channel, op.name, program.shape_on(rank, tensor), tensor.dtype)
+                ChannelEnd(*channel, op.name, program.shape_on(rank, tensor), tensor.dtype)
                 for rank, channel in enumerate(channels_of(op, ranks))
                 if channel
             ]
     return found
 
 
-def matched(sends: Sequence[End], receives: Sequence[End]) -> list[Channel]:
+def match_channels(sends: Sequence[ChannelEnd], receives: Sequence[ChannelEnd]) -> list[Channel]:
     """The channels, in the order of `sends`, each with one `Send` and one `Recv` of one shape.
 
     Raises:
@@ -166,8 +166,8 @@ def matched(sends: Sequence[End], receives: Sequence[End]) -> list[Channel]:
     return list(sent)
 
 
-def _by_channel(ends: Sequence[End], what: str) -> dict[Channel, End]:
-    found: dict[Channel, End] = {}
+def _by_channel(ends: Sequence[ChannelEnd], what: str) -> dict[Channel, ChannelEnd]:
+    found: dict[Channel, ChannelEnd] = {}
     for end in ends:
         first = found.setdefault(end.channel, end)
         if first is not end:

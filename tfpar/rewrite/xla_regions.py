@@ -37,8 +37,8 @@ from tfpar.ir.traits import (
     TRACELESS,
     VARIABLE_READS,
 )
-from tfpar.rewrite.differing import DIFFERS, Axes
 from tfpar.rewrite.local_graph import TASK
+from tfpar.rewrite.rank_dependence import DIFFERS, Axes
 from tfpar.rewrite.reshard import COLLECTIVE_TYPES, ONCE
 from tfpar.rewrite.transfers import TRANSFER_TYPES
 from tfpar.rewrite.xla_lists import (
@@ -110,7 +110,7 @@ def _regions(
     return [*found.values()]
 
 
-def not_compiled(graph: Graph, compiles: Compiles) -> list[Op]:
+def find_uncompiled_ops(graph: Graph, compiles: Compiles) -> list[Op]:
     """The ops that compute something on a rank, and that no region of a compiled graph takes."""
     own = {*SOURCES, *COLLECTIVE_TYPES, *TRANSFER_TYPES, TASK}
     return [

@@ -23,7 +23,7 @@ from tfpar.ir.builder import GraphBuilder, neutral
 from tfpar.ir.graph import Graph, Op, Tensor
 from tfpar.rules.local import LocalOp
 from tfpar.rules.rule import Expansion, Lowering
-from tfpar.rules.windows import PADDINGS, Window, Windows
+from tfpar.rules.windows import PADDINGS, SlidingWindow, Windows
 
 IMAGE, RESULT = "{x}", "{y}"
 """How operands with and without the entries that windows share stand in `notation`."""
@@ -102,8 +102,8 @@ def _expand(
     op: Op,
     parts: int,
     *,
-    window: Window,
-    windows: Sequence[Window],
+    window: SlidingWindow,
+    windows: Sequence[SlidingWindow],
     roles: tuple[list[str], str],
     shapes: Mapping[int, int],
     reduction: str,
@@ -140,7 +140,9 @@ def _without(name: str, attrs: Mapping[str, Any]) -> dict[str, Any]:
     return {n: value for n, value in attrs.items() if n != name}
 
 
-def _padding_attrs(op: Op, window: Window, windows: Sequence[Window]) -> dict[str, Any]:
+def _padding_attrs(
+    op: Op, window: SlidingWindow, windows: Sequence[SlidingWindow]
+) -> dict[str, Any]:
     """Attributes that leave the padding of an op as it is, but for none along `window`."""
     paddings = [0] * (2 * (len(windows) + 2))
     for other in windows:
@@ -160,7 +162,7 @@ def _padding_attrs(op: Op, window: Window, windows: Sequence[Window]) -> dict[st
 class _Blocks:
     """One dim of images as blocks, in the graph `build`; `self.dim` counts them."""
 
-    def __init__(self, build: GraphBuilder, window: Window, parts: int) -> None:
+    def __init__(self, build: GraphBuilder, window: SlidingWindow, parts: int) -> None:
         self.build, self.window, self.parts = build, window, parts
         self.dim = window.dim
         self.block = window.length // parts
@@ -260,7 +262,7 @@ class _Blocks:
 
 
 def _lower_padded(
-    local: LocalOp, windows: Sequence[Window], roles: tuple[list[str], str], reduction: str
+    local: LocalOp, windows: Sequence[SlidingWindow], roles: tuple[list[str], str], reduction: str
 ) -> list[Tensor]:
     """The op with the padding of `PADDINGS`: on images that are padded, and cut to size again."""
     build, op = local.build, local.op

@@ -8,7 +8,7 @@ from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Op
 from tfpar.rules.rule import OpRule, replicate_rule
 from tfpar.spec import ArgumentError
-from tfpar.spec.arguments import flag, refused, text
+from tfpar.spec.arguments import argument_error, flag, text
 
 RuleFunction = Callable[["Op", Constants], OpRule | None]
 """Gives the rule of an op instance; None where this instance has none (replicate)."""
@@ -60,7 +60,9 @@ def register_rule(op_type: str, function: RuleFunction, *, replace: bool = False
     """
     text("op_type", op_type, "the type of an op, such as 'MatMul'")
     if not callable(function):
-        raise refused("function", function, "a function of an op and Constants that gives its rule")
+        raise argument_error(
+            "function", function, "a function of an op and Constants that gives its rule"
+        )
     if op_type in _RULES and not flag("replace", replace):
         raise ArgumentError(
             f"Op type {op_type!r} has a rule already; pass replace=True to replace it."

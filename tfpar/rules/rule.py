@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from tfpar.ir.graph import Op, Tensor
 from tfpar.ir.traits import CONVERTED
-from tfpar.spec.arguments import mapping, refused, text
+from tfpar.spec.arguments import argument_error, mapping, text
 from tfpar.spec.errors import RuleError
 from tfpar.spec.placement import REDUCTIONS
 
@@ -161,7 +161,7 @@ class OpRule:
         return any(factor in dim for dim in dims)
 
 
-def relabelled(op: Op, rule: OpRule) -> tuple[int, ...]:
+def find_relabelled_inputs(op: Op, rule: OpRule) -> tuple[int, ...]:
     """The inputs that `op` only hands on, so that they may lie as its output is to lie."""
     return rule.monotone or ((0,) if op.type in CONVERTED else ())
 
@@ -211,7 +211,9 @@ def make_rule(
         RuleError: the notation does not fit the op's ranks or sizes.
     """
     if not isinstance(op, Op):
-        raise refused("op", op, "the op that the rule is asked for, as a rule's function gets it")
+        raise argument_error(
+            "op", op, "the op that the rule is asked for, as a rule's function gets it"
+        )
     parsed_in, parsed_out = _parse(text("notation", notation, "factors, such as 'i k, k j -> i j'"))
     by_factor = {"reduce": reduce, "sizes": sizes, "expand": expand, "blocks": blocks}
     for what, given in by_factor.items():
@@ -220,7 +222,9 @@ def make_rule(
     for factor, reduction in (reduce or {}).items():
         if reduction not in (*REDUCTIONS, SAME):
             allowed = ", ".join(map(repr, (*REDUCTIONS, SAME)))
-            raise refused(f"The reduction of factor {factor!r}", reduction, f"one of {allowed}")
+            raise argument_error(
+                f"The reduction of factor {factor!r}", reduction, f"one of {allowed}"
+            )
     if len(parsed_in) > len(op.inputs) or len(parsed_out) > len(op.outputs):
         raise RuleError(
             f"Rule {notation!r} names {len(parsed_in)} inputs and {len(parsed_out)} outputs; "

@@ -62,7 +62,7 @@ def spatial_factors(rank: int) -> list[str]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Window:
+class SlidingWindow:
     """How windows lie along one spatial dim.
 
     Attributes:
@@ -122,8 +122,8 @@ class Windows:
         splits: those whose dim may split.
     """
 
-    along: tuple[Window, ...]
-    splits: tuple[Window, ...]
+    along: tuple[SlidingWindow, ...]
+    splits: tuple[SlidingWindow, ...]
 
     def tokens(self, in_image: bool) -> list[str]:
         """Notation of the spatial dims, of the image or of the result."""
@@ -152,7 +152,7 @@ def windows_of(
         length, count, stride = image.shape[dim], result.shape[dim], int(strides[dim])
         reach = (int(size) - 1) * int(dilations[dim]) + 1
         before, after = _padding(op, dim, (count - 1) * stride + reach - length)
-        found.append(Window(name, dim, length, count, stride, reach, before, after))
+        found.append(SlidingWindow(name, dim, length, count, stride, reach, before, after))
     splits = tuple(w for w in found if w.aligned and (halos or not w.has_halo))
     return Windows(tuple(found), splits)
 

@@ -18,7 +18,7 @@ from tfpar.ir.traits import CONSTANTS
 from tfpar.rewrite.local_graph import LocalProgram
 from tfpar.rewrite.programs import Group, ProgramSet
 from tfpar.rewrite.reshard import COLLECTIVE_TYPES
-from tfpar.rewrite.transfers import End, ends_of, matched
+from tfpar.rewrite.transfers import ChannelEnd, ends_of, match_channels
 from tfpar.runtime.backends.transport import Connections
 from tfpar.spec import RuntimeMismatchError
 
@@ -85,12 +85,14 @@ def connections(told: Sequence[Mapping[str, Any]]) -> Connections:
     sends, receives = (
         [_end(*values) for t in said for values in t[key]] for key in ("sends", "receives")
     )
-    return Connections(list(groups), matched(sends, receives))
+    return Connections(list(groups), match_channels(sends, receives))
 
 
-def _end(source: int, target: int, key: str, op: str, shape: Sequence[int], dtype: str) -> End:
-    """An `End` as JSON gives it back."""
-    return End(source, target, key, op, tuple(shape), dtype)
+def _end(
+    source: int, target: int, key: str, op: str, shape: Sequence[int], dtype: str
+) -> ChannelEnd:
+    """An `ChannelEnd` as JSON gives it back."""
+    return ChannelEnd(source, target, key, op, tuple(shape), dtype)
 
 
 @dataclasses.dataclass(frozen=True)

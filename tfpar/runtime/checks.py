@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tfpar.runtime.copies import Copies, Placed
+from tfpar.runtime.copies import Copies, PlacedVariable
 from tfpar.spec import RuntimeMismatchError, format_spec
 
 
-def check_placement(placed: Sequence[Placed]) -> None:
+def check_placement(placed: Sequence[PlacedVariable]) -> None:
     """Check that every variable lies where the plan says.
 
     Raises:
@@ -32,7 +32,7 @@ def check_placement(placed: Sequence[Placed]) -> None:
                 )
 
 
-def check_copies(placed: Sequence[Placed]) -> None:
+def check_copies(placed: Sequence[PlacedVariable]) -> None:
     """Check that ranks of this process agree on what they hold copies of.
 
     Raises:

@@ -25,7 +25,7 @@ NOISE = 1e-2
 blow up the rounding of gradients that are truly zero (the bias of attention keys)."""
 
 
-class Placed(NamedTuple):
+class PlacedVariable(NamedTuple):
     """A variable, and how the plan lays it on some ranks."""
 
     variable: ParallelVariable
@@ -37,7 +37,7 @@ class Placed(NamedTuple):
 class Copies:
     """A variable of which several ranks hold the same shard."""
 
-    def __init__(self, placed: Placed) -> None:
+    def __init__(self, placed: PlacedVariable) -> None:
         self.variable, self.spec, self.mesh, ranks = placed
         self.members = ranks.members
         variable = self.variable

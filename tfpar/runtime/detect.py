@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfpar.cluster.description import Cluster
-from tfpar.cluster.named import find_cluster, fitted, read_preset
+from tfpar.cluster.lookup import find_cluster, fit_to_mesh, read_preset
 from tfpar.cluster.this_machine import cpu_processes, host_memory
 from tfpar.distributed.world import this_world
 from tfpar.runtime.devices import num_gpus
@@ -50,7 +50,7 @@ def every_rank() -> Mesh:
     return Mesh.of([gpus])
 
 
-def machines_for(
+def find_machines(
     mesh: Mesh, value: Cluster | Mapping[str, Any] | str | os.PathLike[str] | None = None
 ) -> Cluster:
     """The cluster to plan for: as `named.find_cluster` finds it, and what is here for None.
@@ -84,4 +84,4 @@ def detect_cluster(mesh: Mesh) -> Cluster:
     preset = next((preset for known, preset in _GPU_PRESETS if known in name), "dgx-a100")
     if num_gpus() >= mesh.size:
         mesh = Mesh.of([1, mesh.size])
-    return fitted(read_preset(preset), mesh).with_host_memory(host_memory())
+    return fit_to_mesh(read_preset(preset), mesh).with_host_memory(host_memory())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tfpar.compile import CompiledStep
-from tfpar.rewrite.blocks import reduce_by_blocks
+from tfpar.rewrite.block_all_reduce import decompose_all_reduces
 from tfpar.rewrite.local_graph import LocalProgram
 from tfpar.rewrite.programs import Group, ProgramSet
 from tfpar.runtime.agreement import agree_on_programs
@@ -20,7 +20,7 @@ from tfpar.runtime.backends.in_process import InProcessProgram
 from tfpar.runtime.backends.process import ProcessProgram
 from tfpar.runtime.backends.wire import MOVED
 from tfpar.runtime.checks import check_copies, check_placement
-from tfpar.runtime.copies import Placed
+from tfpar.runtime.copies import PlacedVariable
 from tfpar.runtime.ranks import Ranks
 from tfpar.runtime.shared_state import SharedState
 from tfpar.spec import Mesh, Replicate, Shard
@@ -29,7 +29,7 @@ from tfpar.variables.states import State
 
 if TYPE_CHECKING:
     from tfpar.capture.step import CapturedStep
-    from tfpar.propagation.partitioned import PartitionedGraph
+    from tfpar.propagation.partitioned_graph import PartitionedGraph
 
 
 class Executable:
@@ -173,7 +173,7 @@ class Executable:
             for group, program in self.compiled.programs.programs.items()
         }
 
-    def _placed(self) -> dict[int, Placed]:
+    def _placed(self) -> dict[int, PlacedVariable]:
         """Where each variable of the step lies, by its place among them.
 
         What several groups have is a scalar, which each rank has a copy of.
@@ -191,7 +191,7 @@ class Executable:
             laid = specs[logical[i]], self.mesh
             if len(groups) > 1:
                 laid = (Replicate(),), Mesh.of([len(ranks.members)])
-            found[i] = Placed(self.captured.variables[i], *laid, ranks)
+            found[i] = PlacedVariable(self.captured.variables[i], *laid, ranks)
         return found
 
     def _place_variables(self) -> None:
@@ -249,6 +249,6 @@ def link(
         return InProcessProgram(programs, ranks.devices)
     for program in programs.programs.values():
         for graph in program.graphs():
-            reduce_by_blocks(graph, program.mesh, MOVED)
+            decompose_all_reduces(graph, program.mesh, MOVED)
     connections = agree_on_programs(world, programs)
     return ProcessProgram(programs, ranks.devices, world.transport, connections, fed_in_parts)

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpar.interop.fingerprints import fingerprint, traits
-from tfpar.runtime.copies import Copies, Placed
+from tfpar.runtime.copies import Copies, PlacedVariable
 from tfpar.spec import RuntimeMismatchError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class SharedState:
     """
 
     def __init__(
-        self, placed: Sequence[Placed], world: World, budget_bytes: int = BUDGET_BYTES
+        self, placed: Sequence[PlacedVariable], world: World, budget_bytes: int = BUDGET_BYTES
     ) -> None:
         self._world = world
         # Compared are those that have copies.

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from tfpar.ir.passes.slots_apart import with_slots_apart
-from tfpar.plans import Offloaded, Plan
+from tfpar.ir.passes.separate_slots import separate_slots
+from tfpar.plans import OffloadPlan, Plan
 from tfpar.search.offload import offloaded_problem
 from tfpar.search.problem import Problem
 from tfpar.search.recompute import recomputed_problem
@@ -24,7 +24,7 @@ def as_planned(problem: Problem, plan: Plan) -> Problem:
     return apart[weights].asked_as(problem)
 
 
-def as_kept(problem: Problem, recompute: tuple[str, ...], offloaded: Offloaded) -> Problem:
+def as_kept(problem: Problem, recompute: tuple[str, ...], offloaded: OffloadPlan) -> Problem:
     """The problem of the step that computes blocks again, and has things in host memory."""
     return offloaded_problem(recomputed_problem(problem, recompute), offloaded)
 
@@ -34,7 +34,7 @@ class ProblemsWithSlotsApart(dict[frozenset[str], Problem]):
 
 
 def _apart(problem: Problem, weights: frozenset[str]) -> Problem:
-    graph, copies = with_slots_apart(problem.graph, problem.stand_ins, weights)
+    graph, copies = separate_slots(problem.graph, problem.stand_ins, weights)
     return dataclasses.replace(
         problem,
         graph=graph,

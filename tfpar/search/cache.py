@@ -13,8 +13,13 @@ from collections.abc import Iterator
 import tfpar
 from tfpar.plans import Plan, PlannedVariable
 from tfpar.readable import UnreadableError, parse_json, read_text
-from tfpar.search.described import Description, described, differences, read_description
 from tfpar.search.problem import Planner, Problem
+from tfpar.search.problem_description import (
+    Description,
+    describe_problem,
+    diff_descriptions,
+    read_description,
+)
 from tfpar.spec import PlanError, format_spec
 
 logger = logging.getLogger("tfpar")
@@ -27,7 +32,7 @@ class PlanCache:
     A problem is the same if graph, sizes, cluster, meshes, constraints and planner are, whatever
     time the planner was given: plans of searches that were cut short are not for keeping. A file
     that cannot be read is passed over, with a line in the log. Beside each plan lies what its
-    problem was (`search.described`), by which `nearest` tells what has changed.
+    problem was (`search.problem_description`), by which `nearest` tells what has changed.
     """
 
     folder: str
@@ -69,7 +74,7 @@ class PlanCache:
         dataclasses.replace(plan, partitioned=None, report=None).save(path)
         # Without it the plan is as good, and nothing is said of what has changed.
         with contextlib.suppress(OSError), open(_beside(path), "w", encoding="utf-8") as file:
-            json.dump(described(problem, planner), file)
+            json.dump(describe_problem(problem, planner), file)
 
     def nearest(self, problem: Problem, planner: Planner) -> str:
         """What has changed against the most similar problem that has a plan here, in a line.
@@ -78,8 +83,8 @@ class PlanCache:
 
         Empty where no other problem is known.
         """
-        wanted = described(problem, planner)
-        found = [differences(known, wanted) for known in self._described()]
+        wanted = describe_problem(problem, planner)
+        found = [diff_descriptions(known, wanted) for known in self._described()]
         nearest = min(filter(None, found), key=len, default=[])
         if not nearest:
             return ""

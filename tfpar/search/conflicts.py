@@ -30,8 +30,8 @@ class Conflict:
     """Constraints that no plan satisfies together, as text.
 
     Attributes:
-        constraints: no plan satisfies them; without any one of them there is one, if `is_smallest`
-            (else there was no time to leave out all that do not matter).
+        constraints: no plan satisfies them; without any one of them there is one, if
+            `is_irreducible` (else there was no time to leave out all that do not matter).
         ways: by the constraints that are left out, the best plan that satisfies all others that the
             user gave, the fastest first: each of `constraints` that is enough alone or, where none
             is, several together.
@@ -39,14 +39,14 @@ class Conflict:
     """
 
     constraints: tuple[str, ...]
-    is_smallest: bool
+    is_irreducible: bool
     ways: Mapping[tuple[str, ...], Plan]
     mesh: Mesh
 
     def __str__(self) -> str:
         together = "this constraint" if len(self.constraints) == 1 else "these constraints together"
         parts = [f"{together}: {'; '.join(self.constraints)}."]
-        if not self.is_smallest:
+        if not self.is_irreducible:
             parts.append("There was no time to find out whether all of them matter.")
         if any(len(left) > 1 for left in self.ways):
             parts.append("No single one was found that is enough to leave out.")

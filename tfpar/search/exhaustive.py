@@ -7,7 +7,7 @@ that leave ranks computing the same along an axis that is there for weights
 (`LogicalMesh.used_axes`). So no planner that decides weights alone finds a faster plan.
 
 With `decides="ops"` every op runs in every way that Rhino's planner chooses from
-(`search.rhino.space`), each with each, along one mesh axis after the other.
+(`search.rhino.axis_space`), each with each, along one mesh axis after the other.
 
 Both grow exponentially: the limit is for graphs of a few ops.
 """
@@ -24,16 +24,16 @@ from tfpar.ir.collection import collection_paused
 from tfpar.plans import Plan
 from tfpar.propagation.engine import propagate
 from tfpar.search.deadline import Deadline
-from tfpar.search.folded_plan import FoldedPlan, assemble, count_split
+from tfpar.search.folded_plan import FoldedPlan, count_split, unfold_plan
 from tfpar.search.meshes import LogicalMesh, idle_mesh, shapes
 from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.problem import Problem
-from tfpar.search.rhino.mesh_search import Search
-from tfpar.search.rhino.space import Chosen
-from tfpar.search.simplest import fastest, simplest
+from tfpar.search.rhino.axis_space import Chosen
+from tfpar.search.rhino.mesh_search import MeshShapeSearch
+from tfpar.search.tie_breaking import fastest, pick_simplest
 from tfpar.search.weights import weight_groups
 from tfpar.spec import PlanError, Shard, Spec, SpecError, TimeLimitError
-from tfpar.spec.arguments import one_of
+from tfpar.spec.arguments import check_choice
 
 MAX_PLANS = 20_000
 """How many plans are tried at the most: some minutes of a core."""
@@ -60,7 +60,7 @@ class ExhaustivePlanner:
     tried: int = 0
 
     def __post_init__(self) -> None:
-        self.decides = one_of("decides", self.decides, ("weights", "ops"))
+        self.decides = check_choice("decides", self.decides, ("weights", "ops"))
 
     @property
     def name(self) -> str:
@@ -91,10 +91,10 @@ class ExhaustivePlanner:
                 kind = TimeLimitError if deadline.cut_short else PlanError
                 raise kind("No plan satisfies the constraints.")
             best = fastest(found, problem)
-            return assemble(
+            return unfold_plan(
                 problem,
                 model,
-                simplest(found, problem),
+                pick_simplest(found, problem),
                 self.name,
                 preferred_to=best,
                 cut_short=deadline.cut_short,
@@ -107,7 +107,7 @@ class ExhaustivePlanner:
             yield from _of_weights(problem, model)
             return
         for mesh, batch_axes in shapes(problem.meshes):
-            search = Search(problem, model, mesh, batch_axes, level=3)
+            search = MeshShapeSearch(problem, model, mesh, batch_axes, level=3)
             yield from (search.found(chosen) for chosen in _plans_of_ops(search, 0, Chosen()))
 
 
@@ -159,7 +159,7 @@ def _laid(
 # --- ops -------------------------------------------------------------------------------
 
 
-def _plans_of_ops(search: Search, axis: int, before: Chosen) -> Iterator[Chosen]:
+def _plans_of_ops(search: MeshShapeSearch, axis: int, before: Chosen) -> Iterator[Chosen]:
     """Every choice of strategies along mesh axis `axis` and those behind, after `before`."""
     if axis == search.mesh.num_axes:
         yield before

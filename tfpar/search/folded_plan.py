@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
 from tfpar.cost.cost import Cost
-from tfpar.plans import Alternative, Plan, PlannedVariable, PricedPlan
-from tfpar.propagation.partitioned import Anchors
+from tfpar.plans import Plan, PlannedVariable, PricedCandidate, SpecOption
+from tfpar.propagation.partitioned_graph import Anchors
 from tfpar.search.meshes import LogicalMesh
 from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.problem import Problem
@@ -40,13 +40,13 @@ def count_split(specs: Mapping[str, Spec], given: Collection[str]) -> int:
     )
 
 
-def assemble(
+def unfold_plan(
     problem: Problem,
     model: FoldedModel,
     found: FoldedPlan,
     planner: str,
-    alternatives: Mapping[str, Sequence[Alternative]] | None = None,
-    elsewhere: Sequence[PricedPlan] = (),
+    alternatives: Mapping[str, Sequence[SpecOption]] | None = None,
+    elsewhere: Sequence[PricedCandidate] = (),
     preferred_to: FoldedPlan | None = None,
     cut_short: bool = False,
 ) -> Plan:
@@ -102,7 +102,7 @@ def assemble(
 
 
 def folded_anchors(plan: Plan, problem: Problem, model: FoldedModel) -> Anchors:
-    """What a plan of the whole model fixes of the folded graph, of which `assemble` made it."""
+    """What a plan of the whole model fixes of the folded graph, of which `unfold_plan` made it."""
     specs = {v.name: plan.variables[v.name].spec for v in model.folded.graph.variables}
     laid = {name: spec for name, spec in specs.items() if spec is not None}
     logical = LogicalMesh(plan.mesh, tuple(map(plan.mesh.axis, plan.batch_axes)), ())

@@ -15,7 +15,7 @@ from tfpar.cost.evaluate import evaluate
 from tfpar.search.meshes import shapes
 from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.problem import Problem
-from tfpar.search.simplest import baselines
+from tfpar.search.tie_breaking import baselines
 
 DEFAULT_STEPS = 10_000
 """Assumed number of training steps where it is unknown: data of unknown length, or a loop that

@@ -9,8 +9,8 @@ from tfpar.ir.graph import Tensor
 from tfpar.ir.roles import Roles
 from tfpar.plans import Plan
 from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned import PartitionedGraph
-from tfpar.propagation.prepared import prepare
+from tfpar.propagation.partitioned_graph import PartitionedGraph
+from tfpar.propagation.prepared_graph import prepare
 from tfpar.search.as_planned import as_planned
 from tfpar.search.problem import Problem, step_anchors
 

@@ -14,9 +14,9 @@ from tfpar.cost.memory import live_peak
 from tfpar.cost.pricer import Pricer
 from tfpar.ir.graph import Op, Tensor, Variable
 from tfpar.ir.roles import Roles
-from tfpar.ir.traits import CONSTANTS, ON_HOST, VARIABLE_READS, VIEWS, given
+from tfpar.ir.traits import CONSTANTS, ON_HOST, VARIABLE_READS, VIEWS, forwarded_input
 from tfpar.plans import Plan
-from tfpar.propagation.partitioned import PartitionedGraph
+from tfpar.propagation.partitioned_graph import PartitionedGraph
 from tfpar.search.problem import Problem
 from tfpar.spec import MemoryLimitError, Spec
 from tfpar.spec.quantities import format_bytes
@@ -89,7 +89,7 @@ def _gradient_bytes(ops: Sequence[Op], stand_ins: Iterable[Op]) -> float:
         held = tensor = op.inputs[1]
         size = tensor.num_bytes if tensor.is_static else 0
         while held.op.type in VIEWS:
-            held = given(held)
+            held = forwarded_input(held)
             size = min(size, held.num_bytes if held.is_static else 0)
         kept = held.op.type not in CONSTANTS | VARIABLE_READS and ON_HOST not in held.op.attrs
         found[held] = size if kept else 0.0

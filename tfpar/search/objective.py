@@ -25,7 +25,7 @@ class Objective:
     Attributes:
         memory_limit: in bytes; None: what a device of the cluster has.
         uncertainty: how far apart, as a part of a step, the predictions for two plans have to be to
-            tell which is faster; of those nearer the simplest is taken (`search.simplest`).
+            tell which is faster; of those nearer the simplest is taken (`search.tie_breaking`).
         surcharge_s: seconds that a search counts each collective dearer than it is, to find plans
             with fewer of them. Prices that plans report are without it.
     """

@@ -9,10 +9,10 @@ from tfpar.ir.graph import Gradient, Graph
 from tfpar.ir.passes.offload_activations import offload_activations
 from tfpar.ir.passes.offload_slots import needed_on_device, offload_slots
 from tfpar.ir.roles import Roles
-from tfpar.plans import Offload, Offloaded
-from tfpar.propagation.prepared import prepare
+from tfpar.plans import Offload, OffloadPlan
+from tfpar.propagation.prepared_graph import prepare
 from tfpar.search.problem import Problem
-from tfpar.search.recompute import Blocks, of_copy
+from tfpar.search.recompute import Blocks, with_changed_graph
 from tfpar.spec import SpecError
 
 
@@ -21,7 +21,7 @@ def chosen(
     graph: Graph,
     gradients: Sequence[Gradient] = (),
     state_ratio: float | None = None,
-) -> Offloaded:
+) -> OffloadPlan:
     """The names of what a user asks to have offloaded.
 
     Args:
@@ -32,10 +32,10 @@ def chosen(
     """
     slots = _chosen_weights(asked.optimizer, with_slots(graph, state_ratio))
     if not asked.activations:
-        return Offloaded(slots)
+        return OffloadPlan(slots)
     blocks = Blocks.of(graph, gradients)
     option = "offload=tap.Offload(activations="
-    return Offloaded(slots, blocks.chosen(asked.activations, option))
+    return OffloadPlan(slots, blocks.chosen(asked.activations, option))
 
 
 def with_slots(graph: Graph, state_ratio: float | None) -> list[str]:
@@ -104,7 +104,7 @@ def with_activations_offloaded(
     return offload_activations(graph, blocks, roles)
 
 
-def offloaded_problem(problem: Problem, names: Offloaded) -> Problem:
+def offloaded_problem(problem: Problem, names: OffloadPlan) -> Problem:
     """The problem of planning the step so. It keeps its fingerprint: that of the step.
 
     Where devices compute in the memory of their hosts, it is the same: nothing is saved or copied.
@@ -117,7 +117,7 @@ def offloaded_problem(problem: Problem, names: Offloaded) -> Problem:
     return known[names].asked_as(problem)
 
 
-def _offloaded_problem(problem: Problem, names: Offloaded) -> Problem:
+def _offloaded_problem(problem: Problem, names: OffloadPlan) -> Problem:
     known, key = problem.of_graphs.of(OffloadedGraphs), (problem.graph, names)
     if key not in known:
         graph = problem.graph
@@ -125,12 +125,12 @@ def _offloaded_problem(problem: Problem, names: Offloaded) -> Problem:
             graph = with_activations_offloaded(graph, names.activations)
         slots = slots_of(graph) if problem.state_ratio is None else {}
         known[key] = with_slots_offloaded(graph, names.slots, slots, ())
-    return of_copy(problem, known[key])
+    return with_changed_graph(problem, known[key])
 
 
-class OffloadedProblems(dict[Offloaded, Problem]):
+class OffloadedProblems(dict[OffloadPlan, Problem]):
     """Problems whose graphs have things in host memory, by what."""
 
 
-class OffloadedGraphs(dict[tuple[Graph, Offloaded], Graph]):
+class OffloadedGraphs(dict[tuple[Graph, OffloadPlan], Graph]):
     """Graphs that have things in host memory, by graph and what."""

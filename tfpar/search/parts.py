@@ -7,9 +7,9 @@ import dataclasses
 from tfpar.ir.roles import BACKWARD, Roles
 from tfpar.pipeline.statistics import EXACT, BatchStatistics
 from tfpar.plans import Plan
-from tfpar.propagation.partitioned import Anchors, PartitionedGraph
+from tfpar.propagation.partitioned_graph import Anchors, PartitionedGraph
 from tfpar.rewrite.batch_statistics import statistics_of
-from tfpar.rewrite.chunks import cut_in_parts
+from tfpar.rewrite.chunks import split_batch
 from tfpar.search.problem import Problem, step_anchors
 
 
@@ -38,7 +38,7 @@ class StepInParts:
 
     def cut(self, parts: int) -> PartitionedGraph:
         """The step on the mesh with an axis of so many parts behind its own."""
-        return cut_in_parts(self.whole, self.anchors, self.problem.batched, parts)
+        return split_batch(self.whole, self.anchors, self.problem.batched, parts)
 
     def statistics(self, cut: PartitionedGraph) -> BatchStatistics:
         """Of the batch, those that each microbatch has of its own.

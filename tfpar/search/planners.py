@@ -12,7 +12,7 @@ from tfpar.search.problem import Planner
 from tfpar.search.rhino import RhinoPlanner
 from tfpar.search.tap.planner import TapPlanner
 from tfpar.spec import ArgumentError
-from tfpar.spec.arguments import refused
+from tfpar.spec.arguments import argument_error
 
 PLANNERS: dict[str, Callable[..., Planner]] = {
     "auto": AutoPlanner,
@@ -45,7 +45,7 @@ def find_planner(planner: Planner | str | None, level: int | None = None) -> Pla
             f"There is no planner {planner!r}. There are {known}; None searches nothing."
         )
     if not (named or planner is None or _is_planner(planner)):
-        raise refused("planner", planner, f"one of {known}, None, or a planner of your own")
+        raise argument_error("planner", planner, f"one of {known}, None, or a planner of your own")
     if level is not None:
         if planner != "rhino":
             raise ArgumentError(f"level is for planner='rhino', not for planner={planner!r}.")
@@ -53,7 +53,7 @@ def find_planner(planner: Planner | str | None, level: int | None = None) -> Pla
     return PLANNERS[planner]() if isinstance(planner, str) else planner
 
 
-def budget_for(planner: Planner | None, search_seconds: float | None) -> Budget:
+def make_budget(planner: Planner | None, search_seconds: float | None) -> Budget:
     """What a search of `planner` may take.
 
     Raises:

@@ -19,18 +19,18 @@ from tfpar.cost.cost import Cost
 from tfpar.cost.evaluate import evaluate
 from tfpar.cost.microbatches import microbatched_cost
 from tfpar.cost.overlap import chunked_cost
-from tfpar.cost.staged import StagedCost
+from tfpar.cost.pipeline_cost import PipelineCost
 from tfpar.ir.collection import collection_paused
 from tfpar.ir.roles import Roles
 from tfpar.pipeline.statistics import BatchStatistics
 from tfpar.plans import Plan
-from tfpar.propagation.partitioned import PartitionedGraph
-from tfpar.propagation.shares import CannotShare, shared_by
+from tfpar.propagation.partitioned_graph import PartitionedGraph
+from tfpar.propagation.uneven_batch import UnevenSplitError, with_own_share
 from tfpar.search.as_planned import as_planned
 from tfpar.search.laid import laid_graph, priced_roles
 from tfpar.search.parts import StepInParts
 from tfpar.search.problem import Problem
-from tfpar.search.stages.priced import CutPlan
+from tfpar.search.stages.pipeline_pricing import PipelinePricer
 from tfpar.spec import Mesh, UnevenMesh
 
 
@@ -88,7 +88,7 @@ def make_step_pricer(plan: Plan, problem: Problem, cluster: Cluster) -> StepPric
     """The step of a problem as `plan` lays it; arguments and errors as of `price_plan`."""
     if plan.stages is None:
         return SingleStagePricer.of(plan, problem, cluster)
-    cut = CutPlan.of(plan, problem)
+    cut = PipelinePricer.of(plan, problem)
     return None if cut is None else PipelineStepPricer(cut, cluster)
 
 
@@ -128,7 +128,7 @@ class SingleStagePricer:
 
     def price(self, plan: Plan, ranks: Sequence[int] = (), mesh: UnevenMesh | None = None) -> Plan:
         machines = self.cluster.at_pace_of(ranks) if ranks else self.cluster
-        laid = self.laid if mesh is None else shared_by(self.laid, mesh)
+        laid = self.laid if mesh is None else with_own_share(self.laid, mesh)
         cost = evaluate(laid, machines, self.roles, self.state_ratio)
         if plan.microbatches > 1 and self.pieces is not None:
             cut, own = self._cut(plan.microbatches, mesh)
@@ -149,7 +149,7 @@ class SingleStagePricer:
             cut = self.pieces.cut(count)
             self._cuts[count] = cut, self.pieces.statistics(cut)
         cut, own = self._cuts[count]
-        return (cut if mesh is None else shared_by(cut, mesh)), own
+        return (cut if mesh is None else with_own_share(cut, mesh)), own
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -161,7 +161,7 @@ class PipelineStepPricer:
         cluster: the machines of all ranks.
     """
 
-    cut: CutPlan
+    cut: PipelinePricer
     cluster: Cluster
 
     def on(self, cluster: Cluster) -> PipelineStepPricer:
@@ -202,7 +202,7 @@ def in_own_shares(step: StepPricer, plan: Plan, cluster: Cluster, batch_size: in
     Args: as of `search.shares.in_shares`.
     """
     for mesh in plan.uneven_meshes(batch_size):
-        with contextlib.suppress(CannotShare):
+        with contextlib.suppress(UnevenSplitError):
             return slowest(priced_along(step, plan, cluster, mesh.uneven_axis, mesh))
     return plan
 
@@ -216,7 +216,7 @@ def slowest_ranks(
     Args: as of `search.shares.in_shares`.
     """
     for mesh in plan.uneven_meshes(batch_size):
-        with contextlib.suppress(CannotShare):
+        with contextlib.suppress(UnevenSplitError):
             along = priced_along(step, plan, cluster, mesh.uneven_axis, mesh)
             at = max(range(len(along)), key=lambda i: seconds_of(along[i]))
             ranks = ranks_along(mesh, mesh.uneven_axis)[at]
@@ -264,7 +264,7 @@ def slowest(along: Sequence[Plan]) -> Plan:
     return dataclasses.replace(found, cost=cost, stages=stages)
 
 
-def _slowest_stages(along: Sequence[StagedCost]) -> StagedCost:
+def _slowest_stages(along: Sequence[PipelineCost]) -> PipelineCost:
     """The same stage by stage; the most memory is what leaves least of what a rank may hold."""
     slow = max(along, key=lambda cost: cost.seconds)
     sizes = (
@@ -287,7 +287,7 @@ def _filled(plan: Plan) -> float:
     return staged.stages[staged.fullest].excess_bytes
 
 
-def _staged(plan: Plan) -> StagedCost:
+def _staged(plan: Plan) -> PipelineCost:
     assert plan.stages is not None and plan.stages.cost is not None, "a plan that was priced"
     return plan.stages.cost
 

@@ -9,17 +9,17 @@ from typing import Any, Protocol
 from tfpar.cluster.description import Cluster
 from tfpar.cost.cost import Cost
 from tfpar.ir.graph import Graph, Op, Tensor, Variable
-from tfpar.ir.passes.slots_apart import name_of_slots
+from tfpar.ir.passes.separate_slots import name_of_slots
 from tfpar.pipeline import Pipeline
 from tfpar.pipeline.statistics import BatchStatisticsOf
 from tfpar.plans import Offload, Plan
-from tfpar.propagation.partitioned import Anchors
+from tfpar.propagation.partitioned_graph import Anchors
 from tfpar.search.at_peak import AtPeak
 from tfpar.search.memo import Memo
 from tfpar.search.meshes import LogicalMesh, input_spec
 from tfpar.search.objective import Budget, Objective
 from tfpar.search.so_far import Offer
-from tfpar.spec import Spec, replicated
+from tfpar.spec import Spec, replicated_spec
 
 Progress = Callable[[str, int], None]
 """Told of a search: (what is being searched, plans priced so far)."""
@@ -58,7 +58,7 @@ class Problem:
         microbatches: in which a rank computes its part of a training batch.
         samples: of each microbatch, which ranks are to have as many of; None: however many.
         kept_part: the part of the batch whose activations a rank stores at the same time.
-        batch_statistics: what normalisations take them over; see `pipeline.Pipeline`.
+        batch_statistics: what normalisations take them over; see `pipeline.PipelineSummary`.
         sets_of_ranks: among which the step is shared out as stages: a plan may store what a rank of
             each of them may, together (see `stages.kinds`).
         objective: what makes a plan the better one.
@@ -242,7 +242,7 @@ def step_anchors(plan: Plan, problem: Problem) -> Anchors:
         anchors,
         tensors={**anchors.tensors, **slots},
         inputs=[input_spec(t in problem.batched, plan.mesh, axes) for t in graph.inputs],
-        outputs=[replicated(plan.mesh.num_axes)] * len(graph.outputs),
+        outputs=[replicated_spec(plan.mesh.num_axes)] * len(graph.outputs),
     )
 
 

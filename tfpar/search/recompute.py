@@ -112,7 +112,9 @@ class Blocks:
         return found
 
 
-def recomputed(graph: Graph, names: Sequence[str], gradients: Sequence[Gradient] = ()) -> Graph:
+def recompute_blocks(
+    graph: Graph, names: Sequence[str], gradients: Sequence[Gradient] = ()
+) -> Graph:
     """A copy of `graph` that computes the blocks called so again in the backward pass.
 
     Raises:
@@ -136,8 +138,8 @@ def recomputed_problem(problem: Problem, names: tuple[str, ...]) -> Problem:
 def _recomputed_problem(problem: Problem, names: tuple[str, ...]) -> Problem:
     known, key = problem.of_graphs.of(RecomputedGraphs), (problem.graph, names)
     if key not in known:
-        known[key] = recomputed(problem.graph, names)
-    return of_copy(problem, known[key])
+        known[key] = recompute_blocks(problem.graph, names)
+    return with_changed_graph(problem, known[key])
 
 
 class RecomputedProblems(dict[tuple[str, ...], Problem]):
@@ -148,7 +150,7 @@ class RecomputedGraphs(dict[tuple[Graph, tuple[str, ...]], Graph]):
     """Graphs that recompute blocks, by graph and the names of these."""
 
 
-def of_copy(problem: Problem, graph: Graph) -> Problem:
+def with_changed_graph(problem: Problem, graph: Graph) -> Problem:
     """The problem of planning a changed copy of its graph, whose ops keep their names."""
     ops = {op.name: op for op in graph.ops}
     return dataclasses.replace(

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from tfpar.cluster.description import Cluster
 from tfpar.plans import Plan
-from tfpar.propagation.shares import CannotShare
+from tfpar.propagation.uneven_batch import UnevenSplitError
 from tfpar.search.price import (
     StepPricer,
     cost_of,
@@ -95,7 +95,7 @@ def _tried(
         try:
             yield from _tried_in(units, step, plan, cluster, axis, even)
             return
-        except CannotShare:
+        except UnevenSplitError:
             continue
 
 

@@ -32,7 +32,7 @@ WHOLE = 1e-6
 """How far from an integer a value is that counts as one."""
 
 
-class Outcome(enum.Enum):
+class SolveStatus(enum.Enum):
     """How a program ended."""
 
     SOLVED = "the values are a solution, the best or the best that was found in time"
@@ -60,7 +60,7 @@ class LinearProgram:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Answer:
+class SolverResult:
     """What came of a program.
 
     Attributes:
@@ -70,13 +70,13 @@ class Answer:
             in for that.
     """
 
-    outcome: Outcome
+    outcome: SolveStatus
     x: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
     gap: float = 0.0
     bound: float | None = None
 
 
-def minimise(program: LinearProgram, deadline: Deadline) -> Answer:
+def minimise(program: LinearProgram, deadline: Deadline) -> SolverResult:
     """Solve `program`, by HiGHS or CBC (`solver`)."""
     chosen = solver(deadline)
     if chosen.name != "HiGHS":
@@ -89,7 +89,7 @@ def minimise_or(
     program: LinearProgram,
     others: Callable[[np.ndarray], Iterable[np.ndarray]],
     deadline: Deadline,
-) -> list[Answer]:
+) -> list[SolverResult]:
     """Solve `program` if its relaxation is integer, or other solvers than HiGHS are to; else, in
     its place, the programs with other costs.
 
@@ -149,32 +149,34 @@ class _Highs:
         """Another cost; the solver goes on from where it is."""
         self.highs.changeColsCost(len(cost), np.arange(len(cost), dtype=np.int32), cost)
 
-    def relaxed(self) -> Answer | None:
+    def relaxed(self) -> SolverResult | None:
         """What the relaxation says, if that is an answer: it nearly always is integer, and needs
         less preparation."""
         from highspy import HighsModelStatus
 
         status = self._run(True, RELAXED_PART)
         if status in self._impossible():
-            return Answer(Outcome.INFEASIBLE)
+            return SolverResult(SolveStatus.INFEASIBLE)
         if status != HighsModelStatus.kOptimal:
             return None
         solution = self.highs.getSolution()
         x = np.array(solution.col_value)
         whole = x[self.program.integer]
         if np.all(np.abs(whole - np.round(whole)) <= WHOLE):
-            return Answer(Outcome.SOLVED, x)
+            return SolverResult(SolveStatus.SOLVED, x)
         self.duals = np.array(solution.row_dual)
         return None
 
-    def solved(self) -> Answer:
+    def solved(self) -> SolverResult:
         """The answer."""
         if self._run(False, 1.0) in self._impossible():
-            return Answer(Outcome.INFEASIBLE)
+            return SolverResult(SolveStatus.INFEASIBLE)
         gap = self.highs.getInfo().mip_gap
         if not np.isfinite(gap):
-            return Answer(Outcome.NONE_IN_TIME)
-        return Answer(Outcome.SOLVED, np.array(self.highs.getSolution().col_value), max(0.0, gap))
+            return SolverResult(SolveStatus.NONE_IN_TIME)
+        return SolverResult(
+            SolveStatus.SOLVED, np.array(self.highs.getSolution().col_value), max(0.0, gap)
+        )
 
     def _run(self, relaxed: bool, part: float) -> Any:
         """How it ended, in this part of the time that is left."""
@@ -191,7 +193,7 @@ class _Highs:
         return HighsModelStatus.kInfeasible, HighsModelStatus.kUnboundedOrInfeasible
 
 
-def _by_pulp(program: LinearProgram, chosen: pulp.LpSolver) -> Answer:
+def _by_pulp(program: LinearProgram, chosen: pulp.LpSolver) -> SolverResult:
     problem = pulp.LpProblem("program", pulp.LpMinimize)
     x = [
         problem.add_variable(
@@ -220,11 +222,11 @@ def _by_pulp(program: LinearProgram, chosen: pulp.LpSolver) -> Answer:
             problem.addConstraint(pulp.LpConstraint(terms, pulp.LpConstraintGE, None, least))
     problem.solve(chosen)
     if problem.status == pulp.LpStatusInfeasible:
-        return Answer(Outcome.INFEASIBLE)
+        return SolverResult(SolveStatus.INFEASIBLE)
     if problem.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
-        return Answer(Outcome.NONE_IN_TIME)
+        return SolverResult(SolveStatus.NONE_IN_TIME)
     values = np.array([v.value() or 0.0 for v in x])
-    return Answer(Outcome.SOLVED, values, gap_of(problem))
+    return SolverResult(SolveStatus.SOLVED, values, gap_of(problem))
 
 
 def solver(deadline: Deadline, time_limit_s: float = PROGRAM_SECONDS) -> pulp.LpSolver:

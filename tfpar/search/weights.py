@@ -11,11 +11,11 @@ from tfpar.ir.graph import Variable
 from tfpar.search.meshes import LogicalMesh
 from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.problem import Problem
-from tfpar.spec import Placement, Shard, Spec, replicated
+from tfpar.spec import Placement, Shard, Spec, replicated_spec
 
 
 @dataclasses.dataclass(eq=False)
-class Group:
+class WeightGroup:
     """Weights that are laid alike: those at one place of a block's instances.
 
     Attributes:
@@ -31,7 +31,7 @@ class Group:
         return self.variables[0].name
 
 
-def weight_groups(problem: Problem, model: FoldedModel, logical: LogicalMesh) -> list[Group]:
+def weight_groups(problem: Problem, model: FoldedModel, logical: LogicalMesh) -> list[WeightGroup]:
     """The weights to decide on `logical`, in the order of the graph: those with several dims that
     some op can use split and that are not given."""
     known = {v.name: (i, v) for i, v in enumerate(model.prepared.graph.variables)}
@@ -44,14 +44,14 @@ def weight_groups(problem: Problem, model: FoldedModel, logical: LogicalMesh) ->
             continue
         options = weight_options(variables[0], model, logical)
         if len(options) > 1:
-            groups.append(Group(variables, options))
+            groups.append(WeightGroup(variables, options))
     return sorted(groups, key=lambda group: known[group.name][0])
 
 
 def weight_options(variable: Variable, model: FoldedModel, logical: LogicalMesh) -> list[Spec]:
     """Whole; split along one model axis, unless each of several has to be used; and row- and
     column-first: one dim along one axis and another along the next (ATP §3.2)."""
-    whole = replicated(logical.mesh.num_axes)
+    whole = replicated_spec(logical.mesh.num_axes)
     found = splits(variable, model.prepared, logical.mesh, logical.model_axes)
     options = [whole]
     if len(logical.used_axes) < 2:
@@ -64,7 +64,7 @@ def weight_options(variable: Variable, model: FoldedModel, logical: LogicalMesh)
     return options
 
 
-def resembling(spec: Spec | None, group: Group) -> int | None:
+def resembling(spec: Spec | None, group: WeightGroup) -> int | None:
     """The option of `group` that lies as `spec` does on another mesh, if there is one.
 
     What is split along one axis there may be split along two here: along the first of them as

@@ -25,7 +25,7 @@ _SHOWN = reprlib.Repr()
 _SHOWN.maxstring = _SHOWN.maxother = 80
 
 
-def refused(name: str, value: Any, expected: str) -> ArgumentError:
+def argument_error(name: str, value: Any, expected: str) -> ArgumentError:
     """Make the error for a `value` that is not `expected`."""
     return ArgumentError(f"{name} is {shown(value)}; it must be {expected}.")
 
@@ -52,15 +52,15 @@ def integer(name: str, value: Any, least: int | None = None, expected: str = "")
         expected: what is said to be expected, if there is more to say.
     """
     expected = expected or "a whole number" + (f", {least} or more" if least is not None else "")
-    found = as_integer(value)
+    found = to_integer(value)
     if found is None or (least is not None and found < least):
-        raise refused(name, value, expected)
+        raise argument_error(name, value, expected)
     if abs(found) >= 2**63:
-        raise refused(name, value, f"{expected}, below 2^63")
+        raise argument_error(name, value, f"{expected}, below 2^63")
     return found
 
 
-def as_integer(value: Any) -> int | None:
+def to_integer(value: Any) -> int | None:
     """Convert `value` to an int if it is a whole number, Python's or numpy's; None if not."""
     if not isinstance(value, bool):
         with contextlib.suppress(TypeError):
@@ -81,7 +81,7 @@ def number(
         with contextlib.suppress(OverflowError):  # an int beyond all floats
             found = float(value)
     if not (found > above and found >= least):
-        raise refused(name, value, expected)
+        raise argument_error(name, value, expected)
     return found
 
 
@@ -89,7 +89,7 @@ def finite(name: str, value: Any, above: float | None = None) -> float:
     """Read a number that has an end, above `above` or, without it, of 0 or more."""
     found = number(name, value, least=0) if above is None else number(name, value, above=above)
     if math.isinf(found):
-        raise refused(name, value, "finite")
+        raise argument_error(name, value, "finite")
     return found
 
 
@@ -102,13 +102,13 @@ def flag(name: str, value: Any) -> bool:
     """Read True or False, Python's or numpy's."""
     if isinstance(value, bool | np.bool_):
         return bool(value)
-    raise refused(name, value, "True or False")
+    raise argument_error(name, value, "True or False")
 
 
 def text(name: str, value: Any, expected: str = "a string that is not empty") -> str:
     """Read a string with something in it."""
     if not isinstance(value, str) or not value:
-        raise refused(name, value, expected)
+        raise argument_error(name, value, expected)
     return value
 
 
@@ -119,29 +119,29 @@ def path(name: str, value: Any, expected: str = "a path: a string or a pathlib.P
         with contextlib.suppress(UnicodeEncodeError):
             if isinstance(found, str) and found and b"\0" not in os.fsencode(found):
                 return found
-    raise refused(name, value, expected)
+    raise argument_error(name, value, expected)
 
 
-def listed(name: str, value: Any, expected: str) -> tuple[Any, ...]:
+def check_list(name: str, value: Any, expected: str) -> tuple[Any, ...]:
     """Read the entries of something that has them in an order: no text, no mapping, no set."""
     if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping | Set):
         with contextlib.suppress(TypeError):  # of numpy, an array without dims
             return tuple(value)
-    raise refused(name, value, expected)
+    raise argument_error(name, value, expected)
 
 
 def instances(name: str, value: Any, kind: type[T]) -> Sequence[T]:
     """Read a list or a tuple of objects of one class."""
     if isinstance(value, list | tuple) and all(isinstance(one, kind) for one in value):
         return value
-    raise refused(name, value, f"a list, each entry of it {_article(kind)}")
+    raise argument_error(name, value, f"a list, each entry of it {_article(kind)}")
 
 
 def instance(name: str, value: Any, kind: type[T]) -> T:
     """Read an object of a class."""
     if isinstance(value, kind):
         return value
-    raise refused(name, value, _article(kind))
+    raise argument_error(name, value, _article(kind))
 
 
 def mapping(name: str, value: Any, kind: type[T]) -> Mapping[str, T]:
@@ -149,19 +149,19 @@ def mapping(name: str, value: Any, kind: type[T]) -> Mapping[str, T]:
     if isinstance(value, Mapping):
         if all(isinstance(k, str) and isinstance(v, kind) for k, v in value.items()):
             return value
-    raise refused(name, value, f"a mapping from texts, each to {_article(kind)}")
+    raise argument_error(name, value, f"a mapping from texts, each to {_article(kind)}")
 
 
 def _article(kind: type) -> str:
     return f"{'an' if kind.__name__[0] in 'AEIOaeio' else 'a'} {kind.__name__}"
 
 
-def one_of(name: str, value: Any, known: Iterable[T]) -> T:
+def check_choice(name: str, value: Any, known: Iterable[T]) -> T:
     """Read the one of `known` that `value` equals."""
     known = tuple(known)
-    number = as_integer(value)
+    number = to_integer(value)
     given = value if number is None else number
     for one in known:
         if isinstance(given, type(one)) and not isinstance(given, bool) and given == one:
             return one
-    raise refused(name, value, f"one of {', '.join(map(repr, known))}")
+    raise argument_error(name, value, f"one of {', '.join(map(repr, known))}")

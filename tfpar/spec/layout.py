@@ -27,7 +27,7 @@ def local_length(length: int, shard: Shard, mesh: Mesh, axis: int) -> int:
     return outer * mesh.stored(axis, split) * unit
 
 
-def fitted(shape: Sequence[int | None], spec: Spec, mesh: Mesh) -> Spec:
+def drop_uneven_shards(shape: Sequence[int | None], spec: Spec, mesh: Mesh) -> Spec:
     """Drop from `spec` the shards that cannot cut what the axes before them leave of their dim.
 
     A stride is one of the local length: a shard that fits behind another one need not fit without
@@ -66,8 +66,8 @@ def canonical(shape: Sequence[int | None], spec: Spec, mesh: Mesh) -> Spec:
 
 
 def fits(shape: Sequence[int | None], spec: Spec, mesh: Mesh) -> bool:
-    """Whether a tensor of `shape` can lie as `spec`; see `fitted`."""
-    return fitted(shape, spec, mesh) == spec
+    """Whether a tensor of `shape` can lie as `spec`; see `drop_uneven_shards`."""
+    return drop_uneven_shards(shape, spec, mesh) == spec
 
 
 def dim_is_even(shape: Sequence[int], spec: Spec, mesh: Mesh, dim: int) -> bool:

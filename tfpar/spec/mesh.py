@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfpar.spec.arguments import as_integer, integer, listed, shown
+from tfpar.spec.arguments import check_list, integer, shown, to_integer
 from tfpar.spec.errors import SpecError
 
 DEFAULT_AXIS_NAMES = {1: ("data",), 2: ("data", "model")}
@@ -40,8 +40,8 @@ class Mesh:
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        names = listed("axis_names", self.axis_names, _NAMES)
-        sizes = listed("shape", self.shape, "a list with a size for each axis")
+        names = check_list("axis_names", self.axis_names, _NAMES)
+        sizes = check_list("shape", self.shape, "a list with a size for each axis")
         object.__setattr__(self, "axis_names", names)
         object.__setattr__(self, "shape", tuple(map(_whole, sizes)))
         if not self.shape or len(self.shape) != len(self.axis_names):
@@ -83,7 +83,7 @@ class Mesh:
             return axes
         if isinstance(axes, Mapping):
             return cls(tuple(axes), tuple(axes.values()))
-        sizes = (axes,) if as_integer(axes) is not None else listed("mesh", axes, _LIKE_A_MESH)
+        sizes = (axes,) if to_integer(axes) is not None else check_list("mesh", axes, _LIKE_A_MESH)
         names = DEFAULT_AXIS_NAMES.get(len(sizes), tuple(f"axis{i}" for i in range(len(sizes))))
         return cls(names, sizes)
 
@@ -188,7 +188,7 @@ class Mesh:
 
 def _whole(size: Any) -> Any:
     """`size` as an int if it is a whole number."""
-    found = as_integer(size)
+    found = to_integer(size)
     return size if found is None else found
 
 
@@ -202,5 +202,7 @@ def split(
     """
     mesh = Mesh.of(shape)
     return (
-        mesh if axis_names is None else Mesh(listed("axis_names", axis_names, _NAMES), mesh.shape)
+        mesh
+        if axis_names is None
+        else Mesh(check_list("axis_names", axis_names, _NAMES), mesh.shape)
     )

@@ -11,7 +11,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from tfpar.spec.arguments import integer, one_of
+from tfpar.spec.arguments import check_choice, integer
 from tfpar.spec.errors import SpecError
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class Partial(Placement):
     op: str
 
     def __new__(cls, op: str = "sum") -> Self:
-        return cls._intern(one_of("Partial: op", op, REDUCTIONS))
+        return cls._intern(check_choice("Partial: op", op, REDUCTIONS))
 
     def __str__(self) -> str:
         return f"P({self.op})"
@@ -159,6 +159,6 @@ def parse_spec(text: str) -> Spec:
     return tuple(parse_placement(part) for part in text.split(","))
 
 
-def replicated(num_axes: int) -> Spec:
+def replicated_spec(num_axes: int) -> Spec:
     """Make the spec that replicates over every axis."""
     return (Replicate(),) * num_axes

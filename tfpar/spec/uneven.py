@@ -19,7 +19,7 @@ class UnevenMesh(Mesh):
 
     A dim whose length is a multiple of the sum of the shares is cut in proportion, without padding;
     any other one, and what other axes split, evenly. Samples are shared out one by one (see
-    `apportioned`), so all that has the batch as a factor is cut in proportion, always at the same
+    `apportion`), so all that has the batch as a factor is cut in proportion, always at the same
     samples.
 
     Shapes differ between ranks: what takes a mesh and gives a shape gives that of `rank`.
@@ -137,7 +137,7 @@ def seen_rank(mesh: Mesh) -> int:
     return mesh.rank if isinstance(mesh, UnevenMesh) else 0
 
 
-def apportioned(total: int, weights: Sequence[float]) -> tuple[int, ...]:
+def apportion(total: int, weights: Sequence[float]) -> tuple[int, ...]:
     """Apportion `total` in whole numbers, each at least 1, as near to the proportion of `weights`
     as can be.
 

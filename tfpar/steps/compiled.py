@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfpar.capture.batches import batch_size_of, hashable, of_the_whole
+from tfpar.capture.batches import batch_size_of, global_specs, hashable
 from tfpar.capture.step import CapturedStep, argument_specs, capture_step
 from tfpar.cluster.description import Cluster
 from tfpar.compile import (
@@ -21,8 +21,8 @@ from tfpar.compile import (
     simplify_step,
 )
 from tfpar.compile.dump import dump_of
-from tfpar.compile.passes import Observer, unobserved
-from tfpar.cost.slices import SlicePrices
+from tfpar.compile.passes import Observer, ignore_pass
+from tfpar.cost.slices import ScatterGatherCost
 from tfpar.distributed.models import agree_on_model
 from tfpar.interop.xla import XlaKernels
 from tfpar.ir.graph import Op, Tensor, Variable
@@ -30,21 +30,21 @@ from tfpar.ir.names import VariableName
 from tfpar.pipeline.statistics import BatchStatisticsOf
 from tfpar.planning.problems import batched_inputs
 from tfpar.plans import Plan
-from tfpar.propagation.shares import CannotShare
+from tfpar.propagation.uneven_batch import UnevenSplitError
 from tfpar.report.announcement import announcement
 from tfpar.report.progress import Reporter, reporting
 from tfpar.report.warnings import Warnings
 from tfpar.rewrite.packing import DEFAULT_BUCKET_BYTES
-from tfpar.rewrite.stages import StagedStep
-from tfpar.rewrite.within_rank import CannotRepeat
-from tfpar.rewrite.xla_regions import not_compiled
+from tfpar.rewrite.rank_local_axis import NotRepeatableError
+from tfpar.rewrite.stage_split import PipelineLowering
+from tfpar.rewrite.xla_regions import find_uncompiled_ops
 from tfpar.runtime.executable import Executable
 from tfpar.search.meshes import input_spec
 from tfpar.session import Session
 from tfpar.spec import TfparError
-from tfpar.steps.planned import StepPlanner, laid_on
-from tfpar.steps.program import Program
-from tfpar.steps.staged import prepare_staged, staged_step
+from tfpar.steps.shared_plan import SharedPlan
+from tfpar.steps.stage_lowering import lower_to_stages, prepare_staged
+from tfpar.steps.step_planner import StepPlanner, find_placed_variables
 from tfpar.timeline.recorder import Recordable
 from tfpar.variables.parallel_variable import ParallelVariable
 
@@ -68,7 +68,7 @@ class CompiledFunction:
 
     def __init__(
         self,
-        program: Program,
+        program: SharedPlan,
         function: Callable[..., Any],
         *,
         names: VariableNames | None = None,
@@ -111,7 +111,7 @@ class CompiledFunction:
         specs = argument_specs(arguments)
         known = self.executables.get(self._key(specs, parts))
         if known is None:
-            whole = specs if parts == 1 else of_the_whole(specs, parts)
+            whole = specs if parts == 1 else global_specs(specs, parts)
             known = self.compile(whole, parts)
             key = self._key(specs, parts)  # a plan may have been found
             _, _, version = key
@@ -145,7 +145,7 @@ class CompiledFunction:
             with self._reporting("compiling") as report:
                 passed = functools.partial(_passed, report, observe)
                 plan, executable = self.link(captured, plan, specs, parts, passed)
-        except CannotRepeat as error:
+        except NotRepeatableError as error:
             if not session.found_pipeline:
                 raise self._repeated(error.op, self._microbatches(plan)) from None
             self.warnings.unpiped(error.op)
@@ -178,7 +178,7 @@ class CompiledFunction:
         plan: Plan,
         specs: Sequence[Any],
         parts: int,
-        observe: Observer = unobserved,
+        observe: Observer = ignore_pass,
     ) -> tuple[Plan, Executable]:
         """The plan as it runs, and a prepared step, which is changed, compiled by it.
 
@@ -208,11 +208,11 @@ class CompiledFunction:
             try:
                 compiled = compile_step(captured, asked, prepared, observe)
                 break
-            except CannotShare as error:
+            except UnevenSplitError as error:
                 self.warnings.unshared(error.name)
                 asked = dataclasses.replace(asked, shares=())
                 plan = dataclasses.replace(plan, shares={})
-            except CannotRepeat as error:
+            except NotRepeatableError as error:
                 if plan.microbatches > 1 or self.session.found_pipeline:
                     raise
                 self.warnings.unchunked(error.op, plan.chunks)
@@ -220,7 +220,7 @@ class CompiledFunction:
                 asked = dataclasses.replace(asked, chunks=1)
         if asked.xla is not None:
             graphs = [g for p in compiled.programs.programs.values() for g in p.graphs()]
-            self.warnings.uncompiled(op for g in graphs for op in not_compiled(g, asked.xla))
+            self.warnings.uncompiled(op for g in graphs for op in find_uncompiled_ops(g, asked.xla))
         name = self._name.replace("_", " ")
         ranks = self.session.ranks
         if asked.xla is not None:
@@ -234,7 +234,7 @@ class CompiledFunction:
         captured = self.prepared(specs)
         return self.planner.plan(captured, batch_size_of(specs), self._part)
 
-    def prepared(self, specs: Sequence[Any], observe: Observer = unobserved) -> CapturedStep:
+    def prepared(self, specs: Sequence[Any], observe: Observer = ignore_pass) -> CapturedStep:
         """The step captured and simplified, and its variables laid by tfpar from now on."""
         with self._reporting("tracing"):
             captured = self.capture(specs)
@@ -246,13 +246,15 @@ class CompiledFunction:
         """A reporter of what is done before the step first runs."""
         return reporting(f"{doing} the {self._name.replace('_', ' ')}", wanted=self.session.tells)
 
-    def _staged(self, captured: CapturedStep, plan: Plan) -> StagedStep | None:
+    def _staged(self, captured: CapturedStep, plan: Plan) -> PipelineLowering | None:
         """How a captured step runs in the stages of its plan, which cut it in place."""
         if plan.stages is None:
             return None
         machines = self._machines(plan)
-        slicing = None if machines is None else SlicePrices(plan.mesh, plan.stages.placed(machines))
-        return staged_step(captured, plan.stages, self._part, slicing)
+        slicing = (
+            None if machines is None else ScatterGatherCost(plan.mesh, plan.stages.placed(machines))
+        )
+        return lower_to_stages(captured, plan.stages, self._part, slicing)
 
     def _machines(self, plan: Plan) -> Cluster | None:
         """What a plan's program is made for: what a planner planned for, or the user named.
@@ -267,7 +269,7 @@ class CompiledFunction:
         self,
         captured: CapturedStep,
         plan: Plan,
-        stages: StagedStep | None,
+        stages: PipelineLowering | None,
         batched: Collection[Tensor],
     ) -> CompileOptions:
         """What the plan and the session's options fix of the program."""
@@ -275,7 +277,7 @@ class CompiledFunction:
         early = options.early_collectives
         axes = [mesh.axis(n) for n in plan.batch_axes]
         anchors = plan.anchors()
-        laid = {} if self.program.moves else laid_on(captured, mesh)
+        laid = {} if self.program.moves else find_placed_variables(captured, mesh)
         anchors = dataclasses.replace(
             anchors,
             variables={**laid, **anchors.variables},

@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tfpar.capture.batches import batch_size_of, of_the_whole
+from tfpar.capture.batches import batch_size_of, global_specs
 from tfpar.capture.step import CapturedStep, argument_specs
 from tfpar.distributed.exchange import PeerLostError
-from tfpar.ir.lasting import lasting_effect
+from tfpar.ir.lasting_effects import find_lasting_effect
 from tfpar.ir.roles import changes_weights
 from tfpar.planning.enumerate_pipelines import name_of_plan
-from tfpar.plans import Plan, Trial
+from tfpar.plans import Plan, TrialResult
 from tfpar.report.progress import Reporter, reporting
 from tfpar.report.trials import trial_text
-from tfpar.rewrite.within_rank import CannotRepeat
+from tfpar.rewrite.rank_local_axis import NotRepeatableError
 from tfpar.runtime.executable import Executable
 from tfpar.search.deadline import Deadline
 from tfpar.spec import TfparError
 from tfpar.steps.compiled import CompiledFunction
-from tfpar.variables.kept import Kept
+from tfpar.variables.snapshot import VariableSnapshot
 
 if TYPE_CHECKING:
     from tfpar.distributed.world import World
@@ -53,11 +53,11 @@ def try_plans(step: CompiledFunction, arguments: Sequence[Any], parts: int = 1) 
     if asked is None or step.executables or step.program.plan or session.first:
         return
     specs = argument_specs(arguments)
-    whole = specs if parts == 1 else of_the_whole(specs, parts)
+    whole = specs if parts == 1 else global_specs(specs, parts)
     captured = step.prepared(whole)
     if not changes_weights(captured.graph):
         return
-    effect = lasting_effect(captured.graph)
+    effect = find_lasting_effect(captured.graph)
     if effect is not None:
         logger.warning(
             "%s %r of the training step has an effect, which each step of a trial would have: the "
@@ -95,8 +95,8 @@ class _Trials:
         self._specs, self._parts = specs, parts
         self._steps, self._deadline = steps, deadline
         self._world: World | None = step.session.ranks.world
-        self._kept: Kept | None = None
-        self._trials: list[tuple[Trial, Plan]] = []
+        self._kept: VariableSnapshot | None = None
+        self._trials: list[tuple[TrialResult, Plan]] = []
 
     def run(self, plans: Sequence[Plan], report: Reporter) -> None:
         """Try one plan after another, as long as there is time."""
@@ -106,7 +106,7 @@ class _Trials:
             name = name_of_plan(plan)
             with report.at(name, self._deadline.left):
                 predicted = None if plan.cost is None else plan.cost.seconds
-                trial = self._tried(Trial(name, predicted), plan)
+                trial = self._tried(TrialResult(name, predicted), plan)
             self._trials.append((trial, plan))
 
     def best(self, plans: Sequence[Plan]) -> Plan:
@@ -119,13 +119,13 @@ class _Trials:
         trials = (*(trial for trial, _ in ran), *failed)
         return dataclasses.replace(ran[0][1], trials=trials)
 
-    def _tried(self, trial: Trial, plan: Plan) -> Trial:
+    def _tried(self, trial: TrialResult, plan: Plan) -> TrialResult:
         """`trial` with what was measured, or why nothing was."""
         try:
             trial = dataclasses.replace(trial, measured_s=self._measured(trial.name, plan))
         except PeerLostError:
             raise
-        except (TfparError, CannotRepeat, tf.errors.OpError, MemoryError) as error:
+        except (TfparError, NotRepeatableError, tf.errors.OpError, MemoryError) as error:
             reason = str(error).splitlines()[0]
             logger.warning("A plan cannot be run and is left out (%s): %s", trial.name, reason)
             return dataclasses.replace(trial, reason=f"failed: {reason}")
@@ -153,7 +153,7 @@ class _Trials:
         plan = plan.fitted(captured.graph, gradients=captured.gradients)
         _, executable = self._step.link(captured, plan, self._specs, self._parts)
         if self._kept is None:
-            self._kept = Kept(executable.captured.variables)
+            self._kept = VariableSnapshot(executable.captured.variables)
         self._take(executable)  # which TensorFlow prepares
         seconds: list[float] = []
         while len(seconds) < self._steps and not (seconds and self._is_over()):

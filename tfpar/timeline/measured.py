@@ -7,8 +7,8 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from tfpar.timeline.records import Met, Ran, Record
-from tfpar.timeline.trace import WAITING, Flow, Slice, Trace
+from tfpar.timeline.records import CollectiveSpan, OpSpan, RankTrace
+from tfpar.timeline.trace import WAITING, FlowArrow, Slice, Trace
 
 Key = tuple[int, str, int]
 """Of one run of a collective: its step, its key in the step, and how often it ran before there."""
@@ -19,12 +19,14 @@ class _Part:
     """What a rank did in one run of a collective, on the clock of all."""
 
     rank: int
-    met: Met
+    met: CollectiveSpan
     arrived: int
     end: int
 
 
-def measured_trace(records: Sequence[Record], notes: Mapping[str, object] | None = None) -> Trace:
+def measured_trace(
+    records: Sequence[RankTrace], notes: Mapping[str, object] | None = None
+) -> Trace:
     """The timeline of some steps.
 
     Args:
@@ -52,7 +54,7 @@ def measured_trace(records: Sequence[Record], notes: Mapping[str, object] | None
     return trace
 
 
-def clocks_ahead(records: Iterable[Record]) -> dict[str, int]:
+def clocks_ahead(records: Iterable[RankTrace]) -> dict[str, int]:
     """By how many nanoseconds each clock is ahead of that of the first record.
 
     A collective ends at about the same moment on all of its ranks: clocks differ by the median of
@@ -117,10 +119,10 @@ def _draw(trace: Trace, parts: Sequence[_Part], step: int) -> None:
             Slice(part.rank, "communication", name, *times, kind.phase, arguments)
         )
     if drawn.keys() == {"send", "recv"}:
-        trace.flows.append(Flow(drawn["send"], drawn["recv"]))
+        trace.flows.append(FlowArrow(drawn["send"], drawn["recv"]))
 
 
-def _ran(rank: int, thread: str, ran: Ran, before: int, step: int) -> Slice:
+def _ran(rank: int, thread: str, ran: OpSpan, before: int, step: int) -> Slice:
     start, end = _seconds(ran.start - before), _seconds(ran.end - before)
     return Slice(rank, thread, ran.name, start, end, ran.phase, {"op": ran.what, "step": step})
 

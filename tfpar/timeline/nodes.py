@@ -23,7 +23,7 @@ from tfpar.rewrite.programs import Group
 from tfpar.rewrite.reshard import COLLECTIVE_TYPES
 from tfpar.rewrite.transfers import TRANSFER_TYPES, Channel, channels_of
 from tfpar.timeline.paths import Origins
-from tfpar.timeline.records import Kind
+from tfpar.timeline.records import CollectiveKind
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -42,12 +42,12 @@ class Meeting:
         op: of the program; its operands come from the ops that ranks have to run before.
     """
 
-    kind: Kind
+    kind: CollectiveKind
     op: Op
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Call:
+class TaskCall:
     """A call of a task, by all ranks of a group that this process has.
 
     Attributes:
@@ -85,7 +85,7 @@ class Nodes:
         self.origins = Origins(laid.graph, Roles.of(laid.graph, gradients))
         self.alone = alone
         self._cluster = cluster
-        self._found: dict[str, Local | Meeting | Call | None] = {}
+        self._found: dict[str, Local | Meeting | TaskCall | None] = {}
         self._ops: dict[str, tuple[Op, Group, LocalProgram]] = {}
         self._channels: dict[str, tuple[Op, Channel, LocalProgram]] = {}
         programs = compiled.programs.programs
@@ -103,7 +103,7 @@ class Nodes:
                     elif op.type in COLLECTIVE_TYPES or op.type == TASK:
                         self._ops[f"{scope}{op.name}"] = op, group, program
 
-    def find(self, node: str, op_type: str) -> Local | Meeting | Call | None:
+    def find(self, node: str, op_type: str) -> Local | Meeting | TaskCall | None:
         """What a node of this name and type is; None: it is none of the step's."""
         if op_type in _MOVED:
             return None
@@ -111,7 +111,7 @@ class Nodes:
             self._found[node] = self._looked_up(node)
         return self._found[node]
 
-    def _looked_up(self, node: str) -> Local | Meeting | Call | None:
+    def _looked_up(self, node: str) -> Local | Meeting | TaskCall | None:
         name = node
         while name and name not in self._channels and name not in self._ops:
             name = name.rpartition("/")[0]
@@ -122,7 +122,7 @@ class Nodes:
             if op.type != TASK:
                 return self._meeting(op, group, program, node[len(name) :])
             if name == node:
-                return Call(group, op.name, op.attrs.get("task") or op.name)
+                return TaskCall(group, op.name, op.attrs.get("task") or op.name)
         local = _LOCAL.search(node)
         if local is None or self.alone not in (None, int(local[1])):
             return None
@@ -153,7 +153,7 @@ class Nodes:
             machines = self._cluster.part(group) if len(group) < self._ranks else self._cluster
             predicted = collective_seconds(kind, tuple(axes), num_bytes, mesh, machines)
         return Meeting(
-            Kind(
+            CollectiveKind(
                 f"{op.name}/g{own}",
                 tuple(group[rank] for rank in groups[own]),
                 tuple(dict.fromkeys(map(self.origins.path, names))),
@@ -174,7 +174,7 @@ class Nodes:
         name = _maker(op.inputs[0], program).name if op.inputs else op.name
         layers, phase = (self.origins.path(name),), self.origins.phase(name)
         what = op.type.lower()
-        kind = Kind(channel.name, pair, layers, what, (), num_bytes, phase, predicted)
+        kind = CollectiveKind(channel.name, pair, layers, what, (), num_bytes, phase, predicted)
         return Meeting(kind, op)
 
 

@@ -8,7 +8,7 @@ import re
 from tfpar.ir.graph import Graph, Op
 from tfpar.ir.graph_nodes import cluster
 from tfpar.ir.roles import PHASES, Roles
-from tfpar.report.data.paths import known_paths, layer_path
+from tfpar.report.data.paths import index_paths, layer_path
 
 TAPE = "gradient_tape/"
 STEP = "step"
@@ -28,7 +28,7 @@ class Origins:
         self._ops = {op.name: op for op in graph.ops}
         self._roles = roles
         self._nodes = cluster(graph, roles)
-        self._known = known_paths(self._nodes.nodes)
+        self._known = index_paths(self._nodes.nodes)
         outermost = {scope for scope, path in self._known.items() if "/" not in path}
         # Where paths do not begin with the model, its scope is around all of these.
         self._models = {scope.rpartition("/")[0] for scope in outermost} - {""}

@@ -14,10 +14,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tfpar.report.data.schema import Collective, Layer, Phase, Pipeline, Report, Sent
-from tfpar.report.data.schema import Ran as TaskRan
+from tfpar.report.data.schema import (
+    Collective,
+    LayerSummary,
+    Phase,
+    PipelineSummary,
+    Report,
+    TransferSummary,
+)
+from tfpar.report.data.schema import TaskSummary as TaskRan
 from tfpar.spec import Mesh, PlanError
-from tfpar.timeline.trace import WAITING, Flow, Slice, Trace
+from tfpar.timeline.trace import WAITING, FlowArrow, Slice, Trace
 
 MOST_RANKS = 64
 """With more ranks than these, one of each set that does the same is shown."""
@@ -135,22 +142,22 @@ class _Layers:
                 self._beside[one.layer].append(one)
             else:
                 self._between[one.layer, one.phase].append(one)
-        self.of_stage: dict[int, list[Layer]] = defaultdict(list)
+        self.of_stage: dict[int, list[LayerSummary]] = defaultdict(list)
         for layer in report.layers:
             self.of_stage[layer.stage or 0].append(layer)
 
-    def waited(self, layers: Iterable[Layer], phase: Phase) -> float:
+    def waited(self, layers: Iterable[LayerSummary], phase: Phase) -> float:
         """Seconds of the collectives that ops of a phase wait for, hidden ones too."""
         return sum(c.seconds for layer in layers for c in self._between[layer.path, phase])
 
-    def beside(self, layers: Sequence[Layer]) -> list[Collective]:
+    def beside(self, layers: Sequence[LayerSummary]) -> list[Collective]:
         """The sums of gradients, in the order in which the backward pass makes them."""
         return [one for layer in layers[::-1] for one in self._beside[layer.path]]
 
     def draw(
         self,
         own: _Set,
-        layers: Iterable[Layer],
+        layers: Iterable[LayerSummary],
         phase: Phase,
         at: float,
         hidden: float,
@@ -176,7 +183,7 @@ class _Layers:
                 own.draw("communication", _name(one), start, at, phase, **_told(one, scale))
         return at
 
-    def seconds(self, layers: Iterable[Layer], phase: Phase) -> float:
+    def seconds(self, layers: Iterable[LayerSummary], phase: Phase) -> float:
         """Of the layers' ops and of the collectives that they wait for."""
         layers = list(layers)
         return self.waited(layers, phase) + sum(getattr(la.seconds, phase) for la in layers)
@@ -185,7 +192,7 @@ class _Layers:
 # --- pipelines -------------------------------------------------------------------------
 
 
-def _sets_of(pipeline: Pipeline) -> list[_Set]:
+def _sets_of(pipeline: PipelineSummary) -> list[_Set]:
     return [
         _Set(ranks, tuple(s for s, of in enumerate(pipeline.actor_of_stage) if of == actor))
         for actor, ranks in enumerate(pipeline.actors)
@@ -193,7 +200,7 @@ def _sets_of(pipeline: Pipeline) -> list[_Set]:
 
 
 def _draw_pipeline(
-    sets: Sequence[_Set], pipeline: Pipeline, seconds: float, layers: _Layers
+    sets: Sequence[_Set], pipeline: PipelineSummary, seconds: float, layers: _Layers
 ) -> list[tuple[_Set, _Drawn, _Set, _Drawn]]:
     """Draw tasks and transfers; returns which transfer leads from which set to which."""
     ends = [*(ran.end for ran in pipeline.tasks), *(sent.end for sent in pipeline.transfers)]
@@ -220,7 +227,7 @@ def _draw_pipeline(
     return arrows
 
 
-def _draw_waits(own: _Set, actor: int, pipeline: Pipeline, before: float) -> None:
+def _draw_waits(own: _Set, actor: int, pipeline: PipelineSummary, before: float) -> None:
     """Where a set has nothing to run until another stage sends what its next task reads: until
     that begins to send."""
     come = [s for s in pipeline.transfers if pipeline.actor_of_stage[s.target] == actor]
@@ -237,7 +244,7 @@ def _draw_waits(own: _Set, actor: int, pipeline: Pipeline, before: float) -> Non
         ended = max(ended, ran.end)
 
 
-def _end(sent: Sent) -> float:
+def _end(sent: TransferSummary) -> float:
     return sent.end
 
 
@@ -310,7 +317,7 @@ def _of_ranks(
     for source, sent, target, received in arrows:
         for a, b in zip(source.ranks, target.ranks, strict=False):
             if (a, sent) in made and (b, received) in made:
-                trace.flows.append(Flow(made[a, sent], made[b, received]))
+                trace.flows.append(FlowArrow(made[a, sent], made[b, received]))
     return trace
 
 

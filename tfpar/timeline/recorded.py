@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from tfpar.ir.graph import Op
-from tfpar.timeline.nodes import Call, Local, Meeting, Nodes
-from tfpar.timeline.records import Met, Ran, StepOfRank
+from tfpar.timeline.nodes import Local, Meeting, Nodes, TaskCall
+from tfpar.timeline.records import CollectiveSpan, OpSpan, StepOfRank
 
 
 class Event(Protocol):
@@ -28,7 +28,7 @@ class Event(Protocol):
     def waits(self) -> bool: ...
 
 
-class Window(NamedTuple):
+class StepWindow(NamedTuple):
     """A step that was run: its number, as Keras counts, from `start` to `end`."""
 
     number: int
@@ -46,7 +46,7 @@ class _Run:
 
 
 def steps_of_ranks(
-    window: Window,
+    window: StepWindow,
     events: Iterable[Event],
     nodes: Nodes,
     ranks: Sequence[int],
@@ -72,7 +72,7 @@ def steps_of_ranks(
             [_moved(one, ahead) for one in found.ran[rank]],
             [_moved(one, ahead) for one in found.tasks[rank]],
             [
-                Met(one.kind, one.nth, one.arrived + ahead, one.end + ahead)
+                CollectiveSpan(one.kind, one.nth, one.arrived + ahead, one.end + ahead)
                 for one in met.get(rank, ())
             ],
         )
@@ -80,16 +80,16 @@ def steps_of_ranks(
     }
 
 
-def _moved(one: Ran, ahead: int) -> Ran:
-    return Ran(one.start + ahead, one.end + ahead, one.name, one.what, one.phase)
+def _moved(one: OpSpan, ahead: int) -> OpSpan:
+    return OpSpan(one.start + ahead, one.end + ahead, one.name, one.what, one.phase)
 
 
 class _Found:
     """The events of a step, sorted by what they are."""
 
     def __init__(self, nodes: Nodes) -> None:
-        self.ran: dict[int, list[Ran]] = defaultdict(list)
-        self.tasks: dict[int, list[Ran]] = defaultdict(list)
+        self.ran: dict[int, list[OpSpan]] = defaultdict(list)
+        self.tasks: dict[int, list[OpSpan]] = defaultdict(list)
         self._nodes = nodes
         self._runs: dict[str, list[_Run]] = defaultdict(list)  # by key
         self._seen: dict[str, int] = defaultdict(int)
@@ -101,9 +101,9 @@ class _Found:
         if isinstance(what, Local):
             self._ran(what.rank, what.name, event)
             self._ends[what.name][what.rank].append(event.end)
-        elif isinstance(what, Call):
+        elif isinstance(what, TaskCall):
             for rank in what.group:
-                ran = Ran(event.start, event.end, what.task, event.op_type, "task")
+                ran = OpSpan(event.start, event.end, what.task, event.op_type, "task")
                 self.tasks[rank].append(ran)
                 self._ends[what.name][rank].append(event.end)
         elif what is not None and self._nodes.is_carried(event.op_type):
@@ -113,7 +113,7 @@ class _Found:
 
     def _ran(self, rank: int, name: str, event: Event) -> None:
         origins = self._nodes.origins
-        ran = Ran(event.start, event.end, origins.path(name), event.op_type, origins.phase(name))
+        ran = OpSpan(event.start, event.end, origins.path(name), event.op_type, origins.phase(name))
         self.ran[rank].append(ran)
 
     def _meet(self, meeting: Meeting, event: Event) -> None:
@@ -125,16 +125,16 @@ class _Found:
         run = runs[self._seen[event.node] - 1]
         run.start, run.end = min(run.start, event.start), max(run.end, event.end)
 
-    def met(self) -> dict[int, list[Met]]:
+    def met(self) -> dict[int, list[CollectiveSpan]]:
         """By rank, what it met, by the times at which it arrived."""
         arrivals = _Arrivals(self._runs, self._ends)
-        found: dict[int, list[Met]] = defaultdict(list)
+        found: dict[int, list[CollectiveSpan]] = defaultdict(list)
         for runs in self._runs.values():
             for nth, run in enumerate(runs):
                 kind, alone = run.meeting.kind, self._nodes.alone
                 for rank in kind.group if alone is None else [alone]:
                     arrived = run.start if alone is not None else arrivals.of(run, rank)
-                    found[rank].append(Met(kind, nth, arrived, run.end))
+                    found[rank].append(CollectiveSpan(kind, nth, arrived, run.end))
         return {rank: sorted(each, key=lambda m: m.arrived) for rank, each in found.items()}
 
 

@@ -27,11 +27,11 @@ from tfpar.interop.profiler import Profile, Profiler, mark, wait_for_devices
 from tfpar.ir.graph import Tensor
 from tfpar.launch import environment
 from tfpar.spec import TfparError
-from tfpar.timeline.asked import Asked
 from tfpar.timeline.measured import measured_trace
 from tfpar.timeline.nodes import Nodes
-from tfpar.timeline.recorded import Window, steps_of_ranks
-from tfpar.timeline.records import Record, StepOfRank, packed, unpacked
+from tfpar.timeline.recorded import StepWindow, steps_of_ranks
+from tfpar.timeline.records import RankTrace, StepOfRank, decode_traces, encode_traces
+from tfpar.timeline.request import TimelineRequest
 
 logger = logging.getLogger("tfpar")
 
@@ -63,11 +63,11 @@ class Recorder:
 
     def __init__(self) -> None:
         self.count = 0
-        self._asked: Asked | None = None
+        self._asked: TimelineRequest | None = None
         self._profiler: Profiler | None = None
         self._ran: list[tuple[int, int, Recordable]] = []  # number, time of its start, step
 
-    def ask(self, asked: Asked) -> None:
+    def ask(self, asked: TimelineRequest) -> None:
         """Record these steps, counted from now on.
 
         Raises:
@@ -81,8 +81,8 @@ class Recorder:
             )
         self.count, self._asked = 0, asked
 
-    def give_up(self, asked: Asked) -> None:
-        """Training has ended: what is left to be recorded of `asked` is not."""
+    def give_up(self, asked: TimelineRequest) -> None:
+        """Training has ended: what is left to be recorded of `request` is not."""
         if self._asked is not asked:
             return  # it is written
         seen = [number for number, *_ in self._ran]
@@ -130,7 +130,7 @@ class Recorder:
         if self.count == asked.last:
             self._finish(asked, step.world)
 
-    def _start(self, asked: Asked) -> None:
+    def _start(self, asked: TimelineRequest) -> None:
         self._ran, self._profiler = [], Profiler()
         try:
             self._profiler.start()
@@ -143,11 +143,11 @@ class Recorder:
                 error.message,
             )
 
-    def _finish(self, asked: Asked, world: World | None) -> None:
+    def _finish(self, asked: TimelineRequest, world: World | None) -> None:
         """Bring together what all ranks saw, and write it."""
         profiler, ran = self._profiler, self._ran
         self._asked, self._profiler, self._ran = None, None, []
-        records: list[Record] = []
+        records: list[RankTrace] = []
         if profiler is not None:
             try:
                 records = _records(profiler.stop(), ran)
@@ -155,10 +155,10 @@ class Recorder:
                 logger.warning("The profile of a timeline cannot be read: %s", error)
         if world is not None:
             with world.at("bringing the timeline together"):
-                told = world.exchange.messages(packed(records))
+                told = world.exchange.messages(encode_traces(records))
             if world.rank:
                 return
-            records = [record for text in told for record in unpacked(text)]
+            records = [record for text in told for record in decode_traces(text)]
         size = 1 if world is None else world.size
         if not records or (world is not None and len(records) < size):
             logger.warning("The timeline %r is not written: a rank has no profile.", asked.path)
@@ -172,9 +172,11 @@ class Recorder:
         logger.info("The timeline of steps %s is in %r.", asked.steps_text, asked.path)
 
 
-def _records(profile: Profile, ran: Sequence[tuple[int, int, Recordable]]) -> list[Record]:
+def _records(profile: Profile, ran: Sequence[tuple[int, int, Recordable]]) -> list[RankTrace]:
     """What each rank of this process did in the steps that ran."""
-    windows = {mark.name: Window(int(mark.name), mark.start, mark.end) for mark in profile.marks}
+    windows = {
+        mark.name: StepWindow(int(mark.name), mark.start, mark.end) for mark in profile.marks
+    }
     known: dict[int, Nodes] = {}
     steps: dict[int, list[StepOfRank]] = {}
     for number, begun, step in ran:
@@ -188,7 +190,7 @@ def _records(profile: Profile, ran: Sequence[tuple[int, int, Recordable]]) -> li
         found = steps_of_ranks(window, profile.ops, nodes, ranks, begun - window.start)
         for rank, each in found.items():
             steps.setdefault(rank, []).append(each)
-    return [Record(rank, _clock(), each) for rank, each in steps.items()]
+    return [RankTrace(rank, _clock(), each) for rank, each in steps.items()]
 
 
 def _nodes(step: Recordable) -> Nodes:
@@ -213,7 +215,7 @@ def this_recorder() -> Recorder:
     if path:
         steps = os.environ.get(environment.TIMELINE_STEPS)
         job = Job.of(os.environ)
-        asked = Asked.of(path, steps or None, writes=job is None or job.rank == 0)
+        asked = TimelineRequest.of(path, steps or None, writes=job is None or job.rank == 0)
         recorder.ask(asked)
         if asked.writes:
             atexit.register(recorder.give_up, asked)

@@ -11,7 +11,7 @@ import zlib
 import msgspec
 
 
-class Ran(msgspec.Struct, array_like=True, frozen=True):
+class OpSpan(msgspec.Struct, array_like=True, frozen=True):
     """An op, or a task of a pipeline, that a rank ran.
 
     Attributes:
@@ -26,7 +26,7 @@ class Ran(msgspec.Struct, array_like=True, frozen=True):
     phase: str
 
 
-class Kind(msgspec.Struct, array_like=True, frozen=True):
+class CollectiveKind(msgspec.Struct, array_like=True, frozen=True):
     """A collective or a transfer of the program, as its ranks know it.
 
     Attributes:
@@ -53,7 +53,7 @@ class Kind(msgspec.Struct, array_like=True, frozen=True):
         return f"{layers[0]}{more} {self.what}"
 
 
-class Met(msgspec.Struct, array_like=True, frozen=True):
+class CollectiveSpan(msgspec.Struct, array_like=True, frozen=True):
     """A collective or transfer that a rank took part in.
 
     Attributes:
@@ -61,7 +61,7 @@ class Met(msgspec.Struct, array_like=True, frozen=True):
         arrived: when this rank was ready for it.
     """
 
-    kind: Kind
+    kind: CollectiveKind
     nth: int
     arrived: int
     end: int
@@ -73,12 +73,12 @@ class StepOfRank(msgspec.Struct, array_like=True, frozen=True):
     number: int
     start: int
     end: int
-    ran: list[Ran]
-    tasks: list[Ran]
-    met: list[Met]
+    ran: list[OpSpan]
+    tasks: list[OpSpan]
+    met: list[CollectiveSpan]
 
 
-class Record(msgspec.Struct, array_like=True, frozen=True):
+class RankTrace(msgspec.Struct, array_like=True, frozen=True):
     """What one rank recorded.
 
     Attributes:
@@ -90,11 +90,11 @@ class Record(msgspec.Struct, array_like=True, frozen=True):
     steps: list[StepOfRank]
 
 
-def packed(records: list[Record]) -> str:
+def encode_traces(records: list[RankTrace]) -> str:
     """Records as text, for a message."""
     return base64.b64encode(zlib.compress(msgspec.msgpack.encode(records), 1)).decode()
 
 
-def unpacked(text: str) -> list[Record]:
-    """Inverse of `packed`."""
-    return msgspec.msgpack.decode(zlib.decompress(base64.b64decode(text)), type=list[Record])
+def decode_traces(text: str) -> list[RankTrace]:
+    """Inverse of `encode_traces`."""
+    return msgspec.msgpack.decode(zlib.decompress(base64.b64decode(text)), type=list[RankTrace])

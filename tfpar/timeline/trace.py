@@ -50,7 +50,7 @@ class Slice:
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-class Flow(NamedTuple):
+class FlowArrow(NamedTuple):
     """An arrow from a slice to one that it leads to."""
 
     source: Slice
@@ -69,7 +69,7 @@ class Trace:
     processes: Mapping[int, str]
     notes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     slices: list[Slice] = dataclasses.field(default_factory=list)
-    flows: list[Flow] = dataclasses.field(default_factory=list)
+    flows: list[FlowArrow] = dataclasses.field(default_factory=list)
 
     def add(self, slice_: Slice) -> Slice:
         """Append a slice; returns it, for flows."""
@@ -160,7 +160,9 @@ def _event(one: Slice, process: int, thread: int) -> dict[str, Any]:
     }
 
 
-def _arrow(number: int, flow: Flow, at: Mapping[Slice, tuple[int, int]]) -> list[dict[str, Any]]:
+def _arrow(
+    number: int, flow: FlowArrow, at: Mapping[Slice, tuple[int, int]]
+) -> list[dict[str, Any]]:
     """Its two ends, each bound to the slice that it lies in."""
     ends = []
     for phase, one in (("s", flow.source), ("f", flow.target)):

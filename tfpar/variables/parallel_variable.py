@@ -32,13 +32,13 @@ from tfpar.interop.variables import (
     without_tapes,
 )
 from tfpar.spec import Mesh, Shard, Spec
-from tfpar.variables.assigned import Assigned
+from tfpar.variables.assigned_value import AssignedValue
 from tfpar.variables.calls import Calls
 from tfpar.variables.handles import plain_variable, release, store
-from tfpar.variables.initial.shard import Stored, shard_values
-from tfpar.variables.pieces import cut
+from tfpar.variables.initial.shard import ShardSource, shard_values
+from tfpar.variables.sharding import cut_shard
 from tfpar.variables.states import Pending, Sharded, State, Whole
-from tfpar.variables.surroundings import in_graph, in_scratch_graph, is_capturing
+from tfpar.variables.tracing_context import is_capturing, is_inferring_shapes, is_tracing
 
 if TYPE_CHECKING:
     from tfpar.distributed.world import World
@@ -88,7 +88,7 @@ class ParallelVariable(UninitializedVariable):
         self._state = Whole() if initial_value is None else Pending(initial_value)
 
     on_outside_read: Callable[[str, str], None] | None = None
-    assigned = Assigned()
+    assigned = AssignedValue()
 
     @classmethod
     def adopt(cls, variable: tf.Variable) -> ParallelVariable:
@@ -186,7 +186,7 @@ class ParallelVariable(UninitializedVariable):
             value = super()._read_variable_op()
             self._note_cut(value, spec, world)
         for rank in ranks:
-            yield rank, cut(value, spec, mesh, rank)
+            yield rank, cut_shard(value, spec, mesh, rank)
 
     def _note_cut(self, value: tf.Tensor, spec: Spec, world: World | None) -> None:
         """Keep what tells whether the other processes have cut the same `value`, if they have."""
@@ -251,7 +251,7 @@ class ParallelVariable(UninitializedVariable):
         self._state = Whole()
         store(self, value)
 
-    def assign_stored(self, stored: Stored) -> None:
+    def assign_stored(self, stored: ShardSource) -> None:
         """Take a value that lies in a file: each rank reads its shards, now or once it has any."""
         self.shape.assert_is_compatible_with(stored.shape)
         self.assigned = self.assigned.again()
@@ -288,7 +288,7 @@ class ParallelVariable(UninitializedVariable):
         assert isinstance(state, Sharded)
         if state.needs_others and state.ranks.world is not None:
             state.ranks.world.lead.ask(self._key, "_assembled")
-        if in_graph():
+        if is_tracing():
             return self._in_graph(state).read()
         return state.assemble(self.name, self.shape, self.dtype)
 
@@ -309,20 +309,20 @@ class ParallelVariable(UninitializedVariable):
     def _tell_of_read(self) -> None:
         if self.on_outside_read is None or not self.trainable or is_capturing():
             return
-        if in_graph() and not in_scratch_graph():
+        if is_tracing() and not is_inferring_shapes():
             function = tf.compat.v1.get_default_graph().name
             self.on_outside_read(f"The function {function!r}", self.name.partition(":")[0])
-        elif not in_graph() and tapes_may_record():
+        elif not is_tracing() and tapes_may_record():
             self.on_outside_read("A tf.GradientTape", self.name.partition(":")[0])
 
     def _note_assigned(self) -> None:
         """Count what is assigned now, rather than in a graph that is traced."""
-        if not in_graph():
+        if not is_tracing():
             self.assigned = self.assigned.again()
 
     def _is_plain(self) -> bool:
         """Whether the handle is the place to read and write."""
-        if is_capturing() or in_scratch_graph():
+        if is_capturing() or is_inferring_shapes():
             return True
         self.materialize()
         return self.is_whole
@@ -356,13 +356,13 @@ class ParallelVariable(UninitializedVariable):
         state = self._state
         self._note_assigned()
         if not isinstance(state, Sharded) or is_capturing():
-            if not isinstance(state, Pending) or in_graph():
+            if not isinstance(state, Pending) or is_tracing():
                 return super().assign(value, use_locking, name, read_value)
             self._take_whole(tf.convert_to_tensor(value, self.dtype))
             return self if read_value else None
         value = tf.convert_to_tensor(value, self.dtype)
         self.shape.assert_is_compatible_with(value.shape)
-        if in_graph():
+        if is_tracing():
             self._in_graph(state).write(value)
         else:
             state.assign(value)

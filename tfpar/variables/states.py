@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tfpar.spec import Mesh, Shard, Spec
-from tfpar.variables.pieces import cut, join
+from tfpar.variables.sharding import cut_shard, join_shards
 
 if TYPE_CHECKING:
     from tfpar.distributed.world import World
@@ -28,7 +28,8 @@ class Pending:
     """A shape and an initializer, no memory.
 
     Attributes:
-        initial: makes the value: a callable without arguments, or a `Stored` that lies in a file.
+        initial: makes the value: a callable without arguments, or a `ShardSource` that lies in a
+            file.
     """
 
     initial: Callable[[], Any]
@@ -70,7 +71,7 @@ class Sharded:
     def assign(self, value: tf.Tensor) -> None:
         """Store of the whole `value` what each rank of this process has."""
         for rank, shard in self.stored.items():
-            shard.assign(cut(value, self.spec, self.mesh, rank))
+            shard.assign(cut_shard(value, self.spec, self.mesh, rank))
 
     def assemble(self, name: str, shape: tf.TensorShape, dtype: tf.DType) -> tf.Tensor:
         """The whole value; where it needs others, all processes call this together.
@@ -82,7 +83,7 @@ class Sharded:
         mesh, world = self.mesh, self.ranks.world
         own = {rank: shard.read_value() for rank, shard in self.shards.items()}
         if world is None:
-            return join([own[r] for r in range(mesh.size)], shape.as_list(), self.spec, mesh)
+            return join_shards([own[r] for r in range(mesh.size)], shape.as_list(), self.spec, mesh)
         axes = tuple(a for a, placement in enumerate(self.spec) if isinstance(placement, Shard))
         if not self.needs_others:
             (value,) = own.values()
@@ -114,7 +115,7 @@ class Sharded:
             for r, v in zip(group, gathered, strict=True)
         }
         pieces = [at[tuple(mesh.coordinates(r)[a] for a in axes)] for r in range(mesh.size)]
-        return join(pieces, shape.as_list(), spec, mesh)
+        return join_shards(pieces, shape.as_list(), spec, mesh)
 
 
 State = Pending | Whole | Sharded

@@ -48,12 +48,12 @@ judged, and a report with either is not true. Every verdict has a resolution: th
 error that would have been seen.
 """
 
-from tfpar.verification.compare import Difference, Verdict
+from tfpar.verification.compare import ArrayDifference, Verdict
 from tfpar.verification.report import OutputReport, VariableReport, Verification
 from tfpar.verification.run import verify
 
 __all__ = [
-    "Difference",
+    "ArrayDifference",
     "OutputReport",
     "VariableReport",
     "Verdict",

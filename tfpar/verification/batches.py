@@ -12,7 +12,7 @@ from keras import tree
 
 from tfpar.keras.batches import check_training_batch
 from tfpar.keras.preprocessing import batch_as_fit_feeds
-from tfpar.spec.arguments import refused
+from tfpar.spec.arguments import argument_error
 
 Data = tuple[Any, Any, Any]
 """x, y and sample weights, as `fit` takes them."""
@@ -44,10 +44,10 @@ def batches_of(model: keras.Model, data: Data, steps: int, batch_size: int | Non
         return Batches(_cut(keras.utils.unpack_x_y_sample_weight(batch), steps, batch_size), True)
     for name, value in (("y", y), ("sample_weight", sample_weight), ("batch_size", batch_size)):
         if value is not None:
-            raise refused(name, value, "None beside data that give batches of their own")
+            raise argument_error(name, value, "None beside data that give batches of their own")
     some = [_checked(model, batch) for batch in itertools.islice(_each(x), steps)]
     if not some:
-        raise refused("x", x, "data that give a batch or more")
+        raise argument_error("x", x, "data that give a batch or more")
     as_tensors = [tree.map_structure(tf.convert_to_tensor, batch) for batch in some]
     return Batches([*itertools.islice(itertools.cycle(as_tensors), steps)], _length_is_known(x))
 

@@ -69,7 +69,7 @@ class Verdict(str, enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Difference:
+class ArrayDifference:
     """Distance between two arrays.
 
     Attributes:
@@ -111,7 +111,7 @@ def difference(
     epsilon: float | None = None,
     coarse: Sequence[np.ndarray] = (),
     tolerance: float = 0.0,
-) -> Difference:
+) -> ArrayDifference:
     """Compare `mesh` with `plain`, given what `noisy` runs make of it; what is no number, or has
     another shape, has to be equal.
 
@@ -126,7 +126,7 @@ def difference(
     """
     if plain.dtype.kind in "SUO" or mesh.dtype.kind in "SUO" or plain.shape != mesh.shape:
         far = 0.0 if plain.shape == mesh.shape and np.all(plain == mesh) else np.inf
-        return Difference(error=far, noise=0.0, excess=far)
+        return ArrayDifference(error=far, noise=0.0, excess=far)
     noisy, coarse = ([r for r in runs if r.shape == plain.shape] for runs in (noisy, coarse))
     judged, is_mismatched = _judged_entries(plain, mesh, noisy, before)
     size = _finite(plain)
@@ -137,7 +137,7 @@ def difference(
     noise = _noise_of(noisy, plain, unit, judged)
     not_judged = judged.size - int(np.count_nonzero(judged))
     if not (np.any(gap) or is_mismatched):
-        return Difference(0.0, _ratio(noise.rms, unit_rms), 0.0, 0.0, not_judged)
+        return ArrayDifference(0.0, _ratio(noise.rms, unit_rms), 0.0, 0.0, not_judged)
     granted = np.where(judged, _granted(plain, mesh, epsilon), 0.0)
     granted_scale = _granted_scale(size, granted, unit)
     if tolerance and _rounds(plain):
@@ -162,7 +162,7 @@ def difference(
         _ratio(_rms(granted) + NOISE_FACTOR * noise.rms, reach),
         granted_scale + NOISE_FACTOR * noise_scale if unit_rms else np.inf,
     )
-    return Difference(
+    return ArrayDifference(
         _ratio(_rms(gap), unit_rms),
         _ratio(noise.rms, unit_rms),
         float(excess),

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 
 from tfpar.report.tables import render_table
-from tfpar.verification.compare import NOISE_FACTOR, Difference, Verdict
+from tfpar.verification.compare import NOISE_FACTOR, ArrayDifference, Verdict
 
 _SHOWN = 25  # rows of a table
 _NAMED = 4  # variables in a sentence
@@ -31,11 +31,11 @@ class _Compared:
     name: str
 
     @property
-    def differences(self) -> list[Difference]:
+    def differences(self) -> list[ArrayDifference]:
         raise NotImplementedError
 
     @property
-    def worst(self) -> Difference:
+    def worst(self) -> ArrayDifference:
         return max(self.differences, key=lambda d: d.rank)
 
     @property
@@ -61,10 +61,10 @@ class OutputReport(_Compared):
     """The worst difference, over all steps, of something that the step returns."""
 
     name: str
-    difference: Difference
+    difference: ArrayDifference
 
     @property
-    def differences(self) -> list[Difference]:
+    def differences(self) -> list[ArrayDifference]:
         return [self.difference]
 
 
@@ -79,11 +79,11 @@ class VariableReport(_Compared):
     """
 
     name: str
-    gradient: Difference | None
-    update: Difference
+    gradient: ArrayDifference | None
+    update: ArrayDifference
 
     @property
-    def differences(self) -> list[Difference]:
+    def differences(self) -> list[ArrayDifference]:
         return [self.update, *([] if self.gradient is None else [self.gradient])]
 
     @property
@@ -280,7 +280,7 @@ def _named(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _described(prefix: str, difference: Difference | None) -> dict[str, float | None]:
+def _described(prefix: str, difference: ArrayDifference | None) -> dict[str, float | None]:
     """The numbers of a difference, where JSON has such."""
 
     def number(key: str) -> float | None:
@@ -290,7 +290,7 @@ def _described(prefix: str, difference: Difference | None) -> dict[str, float | 
     return {f"{prefix}{key}": number(key) for key in ("error", "noise", "resolution")}
 
 
-def _pair(difference: Difference | None) -> list[str]:
+def _pair(difference: ArrayDifference | None) -> list[str]:
     if difference is None:
         return ["-", "-"]
     return [_number(difference.error), _number(difference.noise)]

@@ -22,7 +22,7 @@ from tfpar.verification.noise import COARSE_ROUNDINGS, ROUNDINGS, rounding_noise
 from tfpar.verification.recording import HeldGradients, recording_step
 from tfpar.verification.report import Verification
 from tfpar.verification.steps import (
-    Outcome,
+    StepOutcome,
     TakenStep,
     Values,
     build_verification,
@@ -149,7 +149,7 @@ class _OnMesh:
         before = _read(variables)
         logs, sparse = self._step(batch)
         gradients = {**self._held.read(), **_arrays(sparse)}
-        return TakenStep(batch, before, Outcome(_arrays(logs), gradients, _read(variables)))
+        return TakenStep(batch, before, StepOutcome(_arrays(logs), gradients, _read(variables)))
 
     def updated_without_data(self) -> list[str]:
         """The variables that a step may update before it has any data."""
@@ -187,20 +187,20 @@ class _OneDevice:
         self._plain = tf.function(step, autograph=False)
         self._noisy, self._coarse = map(with_noise, (ROUNDINGS, COARSE_ROUNDINGS))
 
-    def plain(self, taken: TakenStep) -> Outcome:
+    def plain(self, taken: TakenStep) -> StepOutcome:
         return self._again(self._plain, taken)
 
-    def noisy(self, taken: TakenStep, runs: int) -> list[Outcome]:
+    def noisy(self, taken: TakenStep, runs: int) -> list[StepOutcome]:
         return [self._again(self._noisy, taken) for _ in range(runs)]
 
-    def coarse(self, taken: TakenStep, runs: int) -> list[Outcome]:
+    def coarse(self, taken: TakenStep, runs: int) -> list[StepOutcome]:
         return [self._again(self._coarse, taken) for _ in range(runs)]
 
-    def _again(self, function: Callable[..., Any], taken: TakenStep) -> Outcome:
+    def _again(self, function: Callable[..., Any], taken: TakenStep) -> StepOutcome:
         """From the same state, with the mesh's gradients in the optimizers."""
         _write(self._variables, taken.before)
         logs, gradients = function(taken.batch, _tensors(taken.mesh.gradients))
-        return Outcome(_arrays(logs), _arrays(gradients), _read(self._variables))
+        return StepOutcome(_arrays(logs), _arrays(gradients), _read(self._variables))
 
 
 def _read(variables: Mapping[str, tf.Variable]) -> Values:

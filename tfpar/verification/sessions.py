@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpar.verification.noise import COARSE_ROUNDINGS, MOVED_ROUNDINGS, MOVED_TOLERANCE
-from tfpar.verification.steps import Outcome, TakenStep, Values
+from tfpar.verification.steps import StepOutcome, TakenStep, Values
 
 
 class SessionDevice:
@@ -28,29 +28,29 @@ class SessionDevice:
     tolerance = MOVED_TOLERANCE
 
     def __init__(
-        self, taken: Sequence[TakenStep], run: Callable[[Sequence[Values]], list[Outcome]]
+        self, taken: Sequence[TakenStep], run: Callable[[Sequence[Values]], list[StepOutcome]]
     ) -> None:
         self._taken, self._run = taken, run
-        self._outcomes: dict[tuple[float, int], list[Outcome]] = {}
+        self._outcomes: dict[tuple[float, int], list[StepOutcome]] = {}
         self._used: collections.Counter[tuple[float, int]] = collections.Counter()
 
-    def plain(self, taken: TakenStep) -> Outcome:
+    def plain(self, taken: TakenStep) -> StepOutcome:
         return self._take_more(taken, 1, 0.0)[0]
 
-    def noisy(self, taken: TakenStep, runs: int) -> list[Outcome]:
+    def noisy(self, taken: TakenStep, runs: int) -> list[StepOutcome]:
         return self._take_more(taken, runs, MOVED_ROUNDINGS)
 
-    def coarse(self, taken: TakenStep, runs: int) -> list[Outcome]:
+    def coarse(self, taken: TakenStep, runs: int) -> list[StepOutcome]:
         return self._take_more(taken, runs, COARSE_ROUNDINGS * MOVED_ROUNDINGS)
 
-    def _take_more(self, taken: TakenStep, runs: int, roundings: float) -> list[Outcome]:
+    def _take_more(self, taken: TakenStep, runs: int, roundings: float) -> list[StepOutcome]:
         """Outcomes of the step in so many more Sessions."""
         step = next(i for i, each in enumerate(self._taken) if each is taken)
         first = self._used[roundings, step]
         self._used[roundings, step] += runs
         return [self._take_all(roundings, seed)[step] for seed in range(first, first + runs)]
 
-    def _take_all(self, roundings: float, seed: int) -> list[Outcome]:
+    def _take_all(self, roundings: float, seed: int) -> list[StepOutcome]:
         key = roundings, seed
         if key not in self._outcomes:
             rng = np.random.default_rng((int(roundings), seed))

@@ -14,7 +14,7 @@ import numpy as np
 from tfpar.verification.compare import (
     MORE_NOISE_RUNS,
     NOISE_RUNS,
-    Difference,
+    ArrayDifference,
     Verdict,
     difference,
 )
@@ -24,7 +24,7 @@ Values = dict[str, np.ndarray]
 
 
 @dataclasses.dataclass
-class Outcome:
+class StepOutcome:
     """Result of a step: what it returned, its gradients, and all variables afterwards."""
 
     logs: Values
@@ -51,7 +51,7 @@ class TakenStep:
 
     batch: Any
     before: Values
-    mesh: Outcome
+    mesh: StepOutcome
 
     @property
     def can_be_repeated(self) -> bool:
@@ -71,16 +71,16 @@ class ComparedStep:
 
     losses: tuple[float, float] | None
     is_skipped: bool
-    logs: dict[str, Difference]
-    gradients: dict[str, Difference]
-    updates: dict[str, Difference]
+    logs: dict[str, ArrayDifference]
+    gradients: dict[str, ArrayDifference]
+    updates: dict[str, ArrayDifference]
 
     def has(self, verdict: Verdict) -> bool:
         found = (*self.logs.values(), *self.gradients.values(), *self.updates.values())
         return any(d.verdict is verdict for d in found)
 
 
-class OneDevice(Protocol):
+class SingleDeviceRun(Protocol):
     """Takes steps again: plainly, with noise, and with much more of it.
 
     Attributes:
@@ -89,12 +89,14 @@ class OneDevice(Protocol):
 
     tolerance: float
 
-    def plain(self, taken: TakenStep) -> Outcome: ...
-    def noisy(self, taken: TakenStep, runs: int) -> list[Outcome]: ...
-    def coarse(self, taken: TakenStep, runs: int) -> list[Outcome]: ...
+    def plain(self, taken: TakenStep) -> StepOutcome: ...
+    def noisy(self, taken: TakenStep, runs: int) -> list[StepOutcome]: ...
+    def coarse(self, taken: TakenStep, runs: int) -> list[StepOutcome]: ...
 
 
-def compare_step(device: OneDevice, taken: TakenStep, compression: str | None) -> ComparedStep:
+def compare_step(
+    device: SingleDeviceRun, taken: TakenStep, compression: str | None
+) -> ComparedStep:
     """Take the step again on one device, with as much noise as it needs, and compare.
 
     Args:
@@ -113,29 +115,29 @@ def compare_step(device: OneDevice, taken: TakenStep, compression: str | None) -
 
 def _compare(
     taken: TakenStep,
-    plain: Outcome,
+    plain: StepOutcome,
     compression: str | None,
     tolerance: float,
-    noisy: Sequence[Outcome],
-    coarse: Sequence[Outcome] = (),
+    noisy: Sequence[StepOutcome],
+    coarse: Sequence[StepOutcome] = (),
 ) -> ComparedStep:
     mesh, before = taken.mesh, taken.before
     is_skipped = mesh.is_skipped and plain.is_skipped
     epsilon = None if compression is None else float(ml_dtypes.finfo(compression).eps)
     judge = functools.partial(difference, tolerance=tolerance)
 
-    def gradient(name: str, value: np.ndarray) -> Difference:
+    def gradient(name: str, value: np.ndarray) -> ArrayDifference:
         other = mesh.gradients[name]
         if is_skipped and not (_is_finite(value) and _is_finite(other)):
-            return Difference(0.0, math.inf, 0.0, math.inf, value.size)
+            return ArrayDifference(0.0, math.inf, 0.0, math.inf, value.size)
         runs, widely = ([o.gradients[name] for o in some] for some in (noisy, coarse))
         return judge(value, other, runs, epsilon=epsilon, coarse=widely)
 
-    def log(name: str, value: np.ndarray) -> Difference:
+    def log(name: str, value: np.ndarray) -> ArrayDifference:
         runs, widely = ([o.logs[name] for o in some] for some in (noisy, coarse))
         return judge(value, mesh.logs[name], runs, coarse=widely)
 
-    def update(name: str, value: np.ndarray) -> Difference:
+    def update(name: str, value: np.ndarray) -> ArrayDifference:
         runs, widely = ([o.after[name] for o in some] for some in (noisy, coarse))
         return judge(value, mesh.after[name], runs, before=before[name], coarse=widely)
 
@@ -160,7 +162,7 @@ def build_verification(
     """
     full = [step for step in compared if not step.is_skipped]
     worst = functools.partial(_worst, compared, full if len(full) >= steps else compared)
-    of_variable: dict[str, list[Difference]] = {}
+    of_variable: dict[str, list[ArrayDifference]] = {}
     for name, found in worst("gradients").items():
         of_variable.setdefault(name.partition("#")[0], []).append(found)
     variables = [
@@ -183,13 +185,13 @@ def build_verification(
 
 def _worst(
     steps: Sequence[ComparedStep], judged: Sequence[ComparedStep], kind: str
-) -> Mapping[str, Difference]:
+) -> Mapping[str, ArrayDifference]:
     """The worst, by name, in the steps that are judged; what differs counts in all of them."""
 
-    def of(some: Sequence[ComparedStep], name: str) -> list[Difference]:
+    def of(some: Sequence[ComparedStep], name: str) -> list[ArrayDifference]:
         return [getattr(step, kind)[name] for step in some]
 
-    def worst(name: str) -> Difference:
+    def worst(name: str) -> ArrayDifference:
         differing = [d for d in of(steps, name) if d.verdict is Verdict.DIFFERS]
         return max([*differing, *of(judged, name)], key=lambda d: d.rank)
 

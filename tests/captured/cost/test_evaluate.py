@@ -12,7 +12,7 @@ import pytest
 from keras import layers
 
 import tfpar as tap
-from tests.captured.cost.test_work import CLUSTER, DEVICE, FOUR, R
+from tests.captured.cost.test_op_compute import CLUSTER, DEVICE, FOUR, R
 from tests.clusters import two_levels
 from tests.e2e.test_patterns import HIDDEN, LENGTH, MEGATRON, VOCABULARY, gpt
 from tests.partitioned import OP_TYPES, ends
@@ -32,7 +32,7 @@ from tfpar.plans import plan_from_constraints
 from tfpar.propagation.engine import propagate
 from tfpar.rewrite.local_graph import build_local_program
 from tfpar.rewrite.reshard import COLLECTIVE_TYPES
-from tfpar.spec import Mesh, Shard, replicated
+from tfpar.spec import Mesh, Shard, replicated_spec
 
 MB = 2**20
 
@@ -122,9 +122,9 @@ def laid_out(name, mesh, constraints=(), variables=None, axes=None):
     anchors = dataclasses.replace(
         anchors,
         inputs=[fed] * num_batched
-        + [replicated(mesh.num_axes)] * (len(graph.inputs) - num_batched),
+        + [replicated_spec(mesh.num_axes)] * (len(graph.inputs) - num_batched),
         variables={**anchors.variables, **(variables or {})},
-        outputs=[replicated(mesh.num_axes)] * len(graph.outputs),
+        outputs=[replicated_spec(mesh.num_axes)] * len(graph.outputs),
     )
     return propagate(prepared, mesh, anchors), roles
 

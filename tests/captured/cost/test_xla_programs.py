@@ -15,8 +15,8 @@ from tests.clusters import device, two_levels
 from tfpar.capture.step import argument_specs
 from tfpar.cluster.network import Link
 from tfpar.compile import prepare_step
+from tfpar.cost.op_compute import flops
 from tfpar.cost.pricer import Pricer
-from tfpar.cost.work import flops
 from tfpar.ir.roles import Roles
 from tfpar.ir.traits import is_free
 from tfpar.keras.adapter import parallel_model

@@ -14,7 +14,7 @@ from tfpar.compile import prepare_step
 from tfpar.interop.convert import convert_func_graph
 from tfpar.ir.roles import BACKWARD, FORWARD, UPDATE, Roles
 from tfpar.keras.adapter import parallel_model
-from tfpar.propagation.prepared import prepare
+from tfpar.propagation.prepared_graph import prepare
 
 
 class Tied(keras.Model):

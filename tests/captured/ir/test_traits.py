@@ -13,7 +13,7 @@ from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Op, Tensor
 from tfpar.rules.registry import has_rule, registered_types, rule_or_replicate
-from tfpar.rules.rule import relabelled
+from tfpar.rules.rule import find_relabelled_inputs
 
 OWN = {"RankConst"}
 """Op types that are no TensorFlow's."""
@@ -28,7 +28,7 @@ KNOWN = frozenset().union(*TABLE.values())
 OF_THEIR_OWN = {
     "calibration/devices.py": "the ops that are timed",
     "calibration/kernels.py": "the ops that are timed",
-    "cost/work.py": "how the work of each is counted",
+    "cost/op_compute.py": "how the work of each is counted",
     "ir/builder.py": "what each gives of a dtype of its own",
     "ir/constants.py": "how each is evaluated",
     "ir/passes/infer_lists.py": "where each has its element",
@@ -132,14 +132,14 @@ def test_rules_agree_with_the_table(op_type):
     first, unless it waits for something.)"""
     op = _graph(op_type).op
     rule = rule_or_replicate(op, Constants(GraphBuilder().graph))
-    assert 0 in relabelled(op, rule)
+    assert 0 in find_relabelled_inputs(op, rule)
 
 
 def test_what_is_given_comes_from_its_own_input():
     sources = [Op(f"x{i}", "Placeholder").add_output((2,), "float32") for i in range(2)]
     bundle = Op("both", "IdentityN", sources)
     outputs = [bundle.add_output((2,), "float32") for _ in sources]
-    assert list(map(traits.given, outputs)) == sources
+    assert list(map(traits.forwarded_input, outputs)) == sources
     shape = Op("shape", "Const").add_output((1,), "int32")
     view = Op("view", "Reshape", [outputs[1], shape]).add_output((2,), "float32")
     assert traits.origin(view, traits.VIEWS) is sources[1]

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfpar.capture.step import argument_specs, capture_step
 from tfpar.compile import prepare_step
 from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned import Anchors, PartitionedGraph
+from tfpar.propagation.partitioned_graph import Anchors, PartitionedGraph
 from tfpar.spec import Mesh, Partial, Replicate, Shard, format_spec, local_shape, parse_spec
 
 B, S, H, HEADS = 4, 8, 16, 4

@@ -18,12 +18,12 @@ from tfpar.plans import Plan, plan_from_constraints
 from tfpar.propagation.decide import strategy_of
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.factors import CARRY, WHOLE
-from tfpar.propagation.partitioned import Anchors, OpPlan, PartitionedGraph
-from tfpar.propagation.prepared import prepare
+from tfpar.propagation.partitioned_graph import Anchors, OpPlan, PartitionedGraph
+from tfpar.propagation.prepared_graph import prepare
 from tfpar.rewrite.chunks import chunked_anchors, with_chunks
 from tfpar.search.problem import step_anchors
 from tfpar.search.rhino import RhinoPlanner
-from tfpar.spec import Mesh, PlanError, parse_spec, replicated
+from tfpar.spec import Mesh, PlanError, parse_spec, replicated_spec
 
 GRID = {"data": 2, "model": 2}
 PAIR = Mesh.of([2])
@@ -203,7 +203,7 @@ def is_right(run):
 
 
 def test_an_op_runs_and_its_output_is_kept_as_said():
-    whole = [replicated(1)] * 2
+    whole = [replicated_spec(1)] * 2
     without = traced().run(whole, PAIR)
     assert is_right(without) and not without.partitioned.collectives()
     run = traced().run(whole, PAIR, {"product": SPLIT_SUM})
@@ -250,7 +250,7 @@ def test_whatever_is_planned_gives_the_same_values(planned, arriving):
     ids=str,
 )
 def test_an_op_that_cannot_run_so_is_decided_as_usual(planned):
-    run = traced().run([replicated(1)] * 2, PAIR, {"product": planned})
+    run = traced().run([replicated_spec(1)] * 2, PAIR, {"product": planned})
     assert is_right(run)
     (decision,) = run.decisions("MatMul")
     assert decision.strategy.in_specs == specs("R", "R")
@@ -259,7 +259,7 @@ def test_an_op_that_cannot_run_so_is_decided_as_usual(planned):
 def test_a_plan_for_a_batch_serves_another_as_far_as_it_can():
     rows = OpPlan(specs("S(0)", "R"), specs("S(0)"), specs("S(0)"))
     for batch, expected in ((4, "S(0)"), (3, "S(0)"), (1, "R")):
-        run = traced(batch).run([replicated(1)] * 2, PAIR, {"product": rows})
+        run = traced(batch).run([replicated_spec(1)] * 2, PAIR, {"product": rows})
         assert is_right(run)
         (decision,) = run.decisions("MatMul")
         assert decision.strategy.in_specs == specs(expected, "R"), batch
@@ -269,7 +269,9 @@ def test_a_plan_for_a_batch_serves_another_as_far_as_it_can():
 def test_what_is_kept_otherwise_for_a_batch_serves_another_as_far_as_it_can(kept):
     summed = OpPlan(specs("S(1)", "S(0)"), specs("P(sum)"), specs(kept))
     for batch in (4, 3, 1):
-        assert is_right(traced(batch).run([replicated(1)] * 2, PAIR, {"product": summed})), batch
+        assert is_right(traced(batch).run([replicated_spec(1)] * 2, PAIR, {"product": summed})), (
+            batch
+        )
 
 
 def test_a_variable_stays_as_it_lies():
@@ -280,7 +282,7 @@ def test_a_variable_stays_as_it_lies():
     for given, expected in ((None, "S(1)"), ("R", "R"), ("S(0)", "S(0)"), ("S(1)", "S(1)")):
         fixed = {} if given is None else {variable.name: parse_spec(given)}
         anchors = Anchors(
-            variables=fixed, inputs=[replicated(1)] * len(graph.inputs), ops={read.name: split}
+            variables=fixed, inputs=[replicated_spec(1)] * len(graph.inputs), ops={read.name: split}
         )
         found = propagate(prepare(graph), PAIR, anchors)
         assert found.variable_specs[variable] == parse_spec(expected), given

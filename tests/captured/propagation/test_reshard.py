@@ -12,13 +12,13 @@ from tests.partitioned import devices
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType
 from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned import Anchors
-from tfpar.propagation.prepared import prepare
-from tfpar.propagation.shares import seen_by
-from tfpar.rewrite.kinds import build_uneven_program
+from tfpar.propagation.partitioned_graph import Anchors
+from tfpar.propagation.prepared_graph import prepare
+from tfpar.propagation.uneven_batch import with_uneven_mesh
 from tfpar.rewrite.local_graph import build_local_program
 from tfpar.rewrite.programs import ProgramSet
 from tfpar.rewrite.reshard import COLLECTIVE_TYPES
+from tfpar.rewrite.uneven_program import build_uneven_program
 from tfpar.runtime.backends.in_process import InProcessProgram
 from tfpar.spec import (
     Mesh,
@@ -29,7 +29,7 @@ from tfpar.spec import (
     UnevenMesh,
     format_spec,
     local_shape,
-    replicated,
+    replicated_spec,
 )
 
 
@@ -82,7 +82,7 @@ def canonical(spec, mesh):
 
 def check_all_pairs(shape, mesh, placements):
     layouts = all_specs(shape, mesh, placements)
-    whole = replicated(mesh.num_axes)
+    whole = replicated_spec(mesh.num_axes)
     graph, anchors, pairs = chain(shape, layouts)
     partitioned = propagate(
         prepare(graph),
@@ -93,7 +93,7 @@ def check_all_pairs(shape, mesh, placements):
         assert partitioned.specs[tensor] == canonical(anchors[tensor.name], mesh)
     if isinstance(mesh, UnevenMesh):
         program = build_uneven_program(partitioned, [mesh], build_local_program)
-        partitioned = seen_by(partitioned, mesh.widest)
+        partitioned = with_uneven_mesh(partitioned, mesh.widest)
     else:
         program = build_local_program(partitioned)
     emitted = [

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as arrays
 
 from tests.ir.text.same import same_value
 from tfpar.ir.graph import DType, FunctionRef, ShapeAttr, UnknownShape
-from tfpar.ir.text.line import Line
+from tfpar.ir.text.line import LineCursor
 from tfpar.ir.text.values import MOST_INLINE, value_text
 
 sizes = st.integers(-1, 2**40)
@@ -41,7 +41,7 @@ values = st.one_of(plain, st.lists(plain, max_size=3), st.lists(plain, max_size=
 
 
 def read(text: str):
-    line = Line(text, 1)
+    line = LineCursor(text, 1)
     value = line.value()
     line.end()
     return value

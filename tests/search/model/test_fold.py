@@ -7,14 +7,14 @@ import pytest
 
 from tests.search import Parts, chain, named, parts_of, saved_parts
 from tests.search.problems import Captured
-from tfpar.cluster.named import find_cluster
+from tfpar.cluster.lookup import find_cluster
 from tfpar.cost.evaluate import evaluate
 from tfpar.cost.patterns import splits
 from tfpar.ir.roles import Roles
 from tfpar.ir.shared_subgraphs import RepeatedBlock
 from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned import Anchors
-from tfpar.propagation.prepared import prepare
+from tfpar.propagation.partitioned_graph import Anchors
+from tfpar.propagation.prepared_graph import prepare
 from tfpar.search.model.fold import fold
 from tfpar.search.model.folded_model import FoldedModel
 from tfpar.spec import Mesh, Replicate, Shard

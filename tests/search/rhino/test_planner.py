@@ -17,19 +17,19 @@ from tests.search.tap.test_planner import EXHAUSTIVE, FOLDED
 from tfpar.cluster.network import Link
 from tfpar.cost.evaluate import evaluate
 from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned import Anchors
+from tfpar.propagation.partitioned_graph import Anchors
 from tfpar.search.at_peak import AtPeak
 from tfpar.search.deadline import Deadline
 from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.rhino import RhinoPlanner
-from tfpar.search.rhino.cones import merge
+from tfpar.search.rhino.axis_space import AxisConstraints, AxisStrategySpace, op_plans
+from tfpar.search.rhino.cones import eliminate_chains
 from tfpar.search.rhino.costs import Costs
+from tfpar.search.rhino.explicit_ops import find_explicit_ops
 from tfpar.search.rhino.ilp import solve_network
-from tfpar.search.rhino.mesh_search import Search
-from tfpar.search.rhino.needed import needed_ops
-from tfpar.search.rhino.space import Given, Space, op_plans
+from tfpar.search.rhino.mesh_search import MeshShapeSearch
 from tfpar.search.tap.planner import TapPlanner
-from tfpar.spec import Mesh, Replicate, Shard, format_spec, replicated
+from tfpar.spec import Mesh, Replicate, Shard, format_spec, replicated_spec
 
 CLUSTERS = ["rhino-m8", "v100-ethernet", "cpu"]
 # Fast devices that no update keeps busy, on slow links.
@@ -73,9 +73,9 @@ def test_the_network_costs_what_the_evaluator_says_of_the_plan(case, ranks, clus
     problem = dataclasses.replace(problem, jit_compile=jit_compile)
     model, mesh, chosen = FoldedModel.of(problem, 2), Mesh.of([*ranks]), {}
     for axis in range(len(ranks)):
-        space = Space(problem, model, mesh, axis, chosen, Given())
+        space = AxisStrategySpace(problem, model, mesh, axis, chosen, AxisConstraints())
         network = Costs(space).network()
-        roots = merge(network)
+        roots = eliminate_chains(network)
         picks = roots.all_picks(solve_network(roots.network).picks)
         assert network.cost(picks) == pytest.approx(solve_network(network).seconds, rel=1e-5)
         chosen = space.chosen(picks)
@@ -84,7 +84,7 @@ def test_the_network_costs_what_the_evaluator_says_of_the_plan(case, ranks, clus
     seconds -= sum(network.nodes[i].seconds[picks[i]] for i in fed)
     anchors = anchors_of(chosen, model.prepared)
     by_all = propagate(model.prepared, mesh, anchors)
-    needed, by_needed = needed_ops(model.prepared, mesh, anchors)
+    needed, by_needed = find_explicit_ops(model.prepared, mesh, anchors)
     assert len(needed) < len(anchors.ops) / 2
     for laid_out in (by_all, by_needed):
         cost = evaluate(laid_out, problem.cluster, model.roles, problem.state_ratio)
@@ -96,7 +96,7 @@ def test_the_network_costs_what_the_evaluator_says_of_the_plan(case, ranks, clus
 
 def anchors_of(chosen, prepared):
     graph = prepared.graph
-    whole = replicated(len(next(iter(chosen.values()))))
+    whole = replicated_spec(len(next(iter(chosen.values()))))
     specs = {op: tuple(s.kept[0] for s in made) for op, made in chosen.items() if op.outputs}
     return Anchors(
         variables={v.name: specs[v.handle.op] for v in graph.variables},
@@ -305,7 +305,7 @@ def test_ops_cut_each_microbatch_of_stages_in_parts_alike(microbatches, parts):
     assert asked.samples == 8 // microbatches
     model, mesh, chosen = FoldedModel.of(asked, 2), Mesh.of([2, 2]), {}
     for axis in range(2):  # the batch is split wherever it can be
-        space = Space(asked, model, mesh, axis, chosen, Given())
+        space = AxisStrategySpace(asked, model, mesh, axis, chosen, AxisConstraints())
         chosen = space.chosen(space.data_parallel_picks())
     for op in chosen.keys() & space.data_parallel.keys():
         factor, _ = space.data_parallel[op].strategy.splits[0]
@@ -321,7 +321,7 @@ def test_what_microbatches_store_is_held_against_the_limit_not_what_one_piece_wo
     model = FoldedModel.of(problem, 2)
 
     def found(asked):
-        search = Search(asked, model, Mesh.of([2]), (0,), level=2)
+        search = MeshShapeSearch(asked, model, Mesh.of([2]), (0,), level=2)
         return search.run(Deadline())
 
     fastest = found(problem.aiming(memory_limit=math.inf))

@@ -8,14 +8,15 @@ import pytest
 
 from tests.cases import seeds
 from tests.search.problems import Captured, price, within
-from tests.search.rhino.test_network import drawn
+from tests.search.rhino.test_cost_network import drawn
 from tfpar.search.deadline import Deadline
 from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.rhino import RhinoPlanner, mesh_search, tables
-from tfpar.search.rhino.cones import merge
+from tfpar.search.rhino.axis_space import Chosen
+from tfpar.search.rhino.cones import eliminate_chains
+from tfpar.search.rhino.cost_network import CostNetwork, DecisionNode, ReshardCosts
 from tfpar.search.rhino.ilp import NoSolution, Solution
-from tfpar.search.rhino.mesh_search import Search
-from tfpar.search.rhino.network import Moves, Network, Node
+from tfpar.search.rhino.mesh_search import MeshShapeSearch
 from tfpar.search.rhino.segments import (
     Segment,
     critical_ops,
@@ -26,8 +27,7 @@ from tfpar.search.rhino.segments import (
     solve_by_segments,
     top_level,
 )
-from tfpar.search.rhino.space import Chosen
-from tfpar.search.rhino.tables import TooLarge, best_for_each
+from tfpar.search.rhino.tables import TooLarge, solve_by_elimination
 from tfpar.spec import Mesh, TfparError, TimeLimitError
 
 
@@ -39,7 +39,7 @@ def small_network(seed):
         for part in (*network.nodes, *network.moves)
     ]
     count = len(network.nodes)
-    return Network(parts[:count], parts[count:])
+    return CostNetwork(parts[:count], parts[count:])
 
 
 def costs(network):
@@ -54,7 +54,9 @@ def test_a_table_has_the_least_for_each_choice(seed):
     least: dict[int, float] = {}
     for picks, cost in costs(network):
         least[picks[-1]] = min(least.get(picks[-1], np.inf), cost)
-    for choice, (seconds, picks) in enumerate(best_for_each(network, len(network.nodes) - 1)):
+    for choice, (seconds, picks) in enumerate(
+        solve_by_elimination(network, len(network.nodes) - 1)
+    ):
         assert seconds == pytest.approx(least[choice])
         if np.isfinite(seconds):
             assert network.cost(picks) == pytest.approx(seconds) and picks[-1] == choice
@@ -91,20 +93,20 @@ def test_a_way_through_segments_is_never_below_the_optimum_nor_above_its_start(s
 
 
 def node(*seconds, late=None):
-    return Node("", np.array(seconds), np.array(late or [0.0] * len(seconds)))
+    return DecisionNode("", np.array(seconds), np.array(late or [0.0] * len(seconds)))
 
 
 def alike(one, other, seconds):
     """Two nodes that should choose alike."""
     table = np.where(np.eye(2, dtype=bool), 0.0, seconds)
     states = np.arange(2)
-    return Moves(one, states, ((other, states),), table, np.zeros((2, 2)))
+    return ReshardCosts(one, states, ((other, states),), table, np.zeros((2, 2)))
 
 
 def test_nodes_far_apart_are_improved_together():
     """A weight and its update, segments apart: either alone had better stay as it is."""
     nodes = [node(1.0, 1.1), *[node(0.0, 0.0)] * 5, node(5.0, 1.0)]
-    network = Network(nodes, [alike(0, 6, 9.0)])
+    network = CostNetwork(nodes, [alike(0, 6, 9.0)])
     cuts = segments(list(range(7)), {2, 4})
     stuck, start = top_level(network, [cuts], 0.0, [0] * 7), [0] * 7
     assert network.cost(stuck) == network.cost(start) == 6.0
@@ -115,7 +117,7 @@ def test_nodes_far_apart_are_improved_together():
 def test_so_much_late_work_counts_that_it_just_hides():
     """Three pieces that can be late or done at once; the backward pass hides one and a bit."""
     nodes = [node(0.0, seconds, late=[4.0, 0.0]) for seconds in (1.0, 2.5, 3.0)]
-    network = Network([*nodes, node(0.0, late=[-5.0])], [])
+    network = CostNetwork([*nodes, node(0.0, late=[-5.0])], [])
     whole = [Segment((0, 1, 2, 3), None)]
     for part, least in ((0.0, 7.0), (1.0, 6.5)):
         assert network.cost(top_level(network, [whole], part, [0, 0, 0, 0])) == least
@@ -125,7 +127,7 @@ def test_so_much_late_work_counts_that_it_just_hides():
 
 def test_a_family_ends_at_ops_that_compute_much(monkeypatch):
     # A weight 0, the product 1 that reads it, its update 2 from the gradient 3, and others.
-    network = Network(
+    network = CostNetwork(
         [node(0.0, 0.0)] * 7,
         [alike(0, 1, 1.0), alike(0, 2, 1.0), alike(3, 2, 1.0), alike(1, 4, 1.0), alike(5, 3, 1.0)],
     )
@@ -150,18 +152,20 @@ def test_the_search_goes_on_from_the_start_that_turns_out_better(monkeypatch):
     model, mesh = FoldedModel.of(problem, 2), Mesh(("data", "model"), (2, 2))
 
     def seconds():
-        return Search(problem, model, mesh, None, 3).run(Deadline()).cost.seconds
+        return MeshShapeSearch(problem, model, mesh, None, 3).run(Deadline()).cost.seconds
 
-    best, starts = seconds(), Search._starts
+    best, starts = seconds(), MeshShapeSearch._starts
 
     def badly(self, space, roots):
         found = starts(self, space, roots)
         picks = space.data_parallel_picks()
         return [[picks[i] for i in roots.nodes], *found]
 
-    monkeypatch.setattr(Search, "_starts", badly)
+    monkeypatch.setattr(MeshShapeSearch, "_starts", badly)
     assert seconds() <= best * (1 + 1e-4)
-    monkeypatch.setattr(Search, "_seconds", lambda search, networks: 0.0)  # takes the first
+    monkeypatch.setattr(
+        MeshShapeSearch, "_seconds", lambda search, networks: 0.0
+    )  # takes the first
     assert seconds() > best * 1.1
 
 
@@ -169,9 +173,9 @@ def test_the_search_goes_on_from_the_start_that_turns_out_better(monkeypatch):
 def test_the_search_goes_on_from_data_parallelism_where_it_is_not_far_behind(level, monkeypatch):
     problem = Captured.saved("wide").problem([2, 2], "v100-ethernet")
     model, mesh = FoldedModel.of(problem, 2), Mesh(("data", "model"), (2, 2))
-    search = Search(problem, model, mesh, None, level)
+    search = MeshShapeSearch(problem, model, mesh, None, level)
     networks = search.networks(0, Chosen())
-    space, roots = networks.space, merge(networks.first())
+    space, roots = networks.space, eliminate_chains(networks.first())
     picks = [space.data_parallel_picks()[i] for i in roots.nodes]
     parallel, slow = tuple(picks), roots.network.cost(picks)
     monkeypatch.setattr(mesh_search, "PROMISING_RATIO", 1e9)
@@ -182,7 +186,7 @@ def test_the_search_goes_on_from_data_parallelism_where_it_is_not_far_behind(lev
     monkeypatch.setattr(mesh_search, "PROMISING_RATIO", slow / costs[0] * 0.99)
     assert parallel not in search._starts(space, roots)
     only = Solution(parallel, slow)
-    monkeypatch.setattr(Search, "_near", lambda search, space, roots: [only])
+    monkeypatch.setattr(MeshShapeSearch, "_near", lambda search, space, roots: [only])
     assert search._starts(space, roots) == [parallel]
 
 
@@ -193,7 +197,8 @@ def test_level_2_begins_where_nothing_is_split_if_that_is_best(links):
     problem = Captured.saved("wide").problem([4, 1], links)
     model, mesh = FoldedModel.of(problem, 2), Mesh(("data", "model"), (4, 1))
     second, third = (
-        Search(problem, model, mesh, None, level).run(Deadline()).cost.seconds for level in (2, 3)
+        MeshShapeSearch(problem, model, mesh, None, level).run(Deadline()).cost.seconds
+        for level in (2, 3)
     )
     assert third * (1 - 1e-4) <= second <= 1.01 * third
 
@@ -203,7 +208,7 @@ def test_tables_have_bounds(monkeypatch):
     with pytest.raises(TooLarge):
         for seed in range(10):
             network = small_network(seed)
-            best_for_each(network, len(network.nodes) - 1)
+            solve_by_elimination(network, len(network.nodes) - 1)
 
 
 @pytest.fixture(scope="module")
@@ -273,21 +278,21 @@ def test_past_the_deadline_the_start_is_what_there_is():
 @pytest.mark.slow
 def test_a_shape_without_a_plan_in_time_leaves_those_of_others(monkeypatch):
     problem = Captured.saved("gpt_one_layer").problem([1, 4], "v100-ethernet")
-    last_networks = Search._last_networks
+    last_networks = MeshShapeSearch._last_networks
 
     def slow_on_grids(search):
         if min(search.mesh.shape) > 1:
             raise NoSolution(True)
         return last_networks(search)
 
-    monkeypatch.setattr(Search, "_last_networks", slow_on_grids)
+    monkeypatch.setattr(MeshShapeSearch, "_last_networks", slow_on_grids)
     plan = RhinoPlanner(level=2).solve(problem)
     assert plan.cut_short and plan.mesh.shape == (4, 1) and not plan.layouts
 
     def slow(search):
         raise NoSolution(True)
 
-    monkeypatch.setattr(Search, "_last_networks", slow)
+    monkeypatch.setattr(MeshShapeSearch, "_last_networks", slow)
     with pytest.raises(TimeLimitError, match="No plan was found in time"):
         RhinoPlanner().solve(problem)
 

@@ -7,29 +7,29 @@ import functools
 from collections.abc import Mapping
 
 from tests.search.problems import Captured
-from tests.search.stages.test_from_step import seconds
+from tests.search.stages.test_unit_builder import seconds
 from tfpar.cluster.description import Cluster, Device, Level
 from tfpar.cost.cost import Cost
-from tfpar.cost.slices import SlicePrices
-from tfpar.cost.staged import StagedCost
-from tfpar.cost.staged_prices import StagedPrices, cost_of_stages, staged_cost
-from tfpar.cost.step_in_stages import StepInStages
+from tfpar.cost.pipeline_cost import PipelineCost
+from tfpar.cost.pipeline_cost_model import PipelineCostModel, bottleneck_cost, staged_cost
+from tfpar.cost.slices import ScatterGatherCost
+from tfpar.cost.task_partition import TaskPartition
 from tfpar.ir.graph import Op
 from tfpar.ir.roles import BACKWARD, Roles
 from tfpar.pipeline import Schedule
 from tfpar.pipeline.generators import generate
-from tfpar.plans import Plan, PlannedStages
+from tfpar.plans import PipelinePlan, Plan
 from tfpar.plans.variables import PlannedVariable
-from tfpar.propagation.shares import shared_by
-from tfpar.rewrite.kinds import build_uneven_program
-from tfpar.rewrite.local_graph import LocalProgram, Place
+from tfpar.propagation.uneven_batch import with_own_share
+from tfpar.rewrite.local_graph import LocalProgram, StagePass
 from tfpar.rewrite.microbatches import build_microbatched_program
-from tfpar.rewrite.stages import StagedStep, split_stages
+from tfpar.rewrite.stage_split import PipelineLowering, split_stages
+from tfpar.rewrite.uneven_program import build_uneven_program
 from tfpar.search.parts import StepInParts
 from tfpar.search.problem import Problem
-from tfpar.search.stages.from_step import assign_step
-from tfpar.search.stages.priced import cut_in_stages
-from tfpar.spec import Mesh, Shard, Spec, UnevenMesh, replicated
+from tfpar.search.stages.pipeline_pricing import cut_in_stages
+from tfpar.search.stages.unit_builder import assign_step
+from tfpar.spec import Mesh, Shard, Spec, UnevenMesh, replicated_spec
 
 DEVICE = Device({"float32": 1e9}, 2**30, 1e9, 1e-7)
 
@@ -63,7 +63,7 @@ class Staged:
         problem = Captured.saved(name).problem([2], machines())
 
         def spec(variable: str) -> Spec:
-            whole = replicated(mesh.num_axes)
+            whole = replicated_spec(mesh.num_axes)
             if model > 1 and variable.endswith(("fc1/kernel", "fc2/kernel")):
                 return (*whole[:-1], Shard(1 if "fc1" in variable else 0))
             return whole
@@ -82,17 +82,17 @@ class Staged:
         roles = Roles.of(problem.graph)
         units, found = assign_step(problem.graph, roles, seconds, num_stages)
         forward = units.forward_stages(found.stages)
-        stages = PlannedStages.of(generate("gpipe", num_stages, 1), forward)
+        stages = PipelinePlan.of(generate("gpipe", num_stages, 1), forward)
         plan = dataclasses.replace(plan, stages=stages)
         cut = cut_in_stages(plan, problem)
         assert cut is not None
         return cls(plan, problem, *cut, num_stages)
 
     @functools.cache  # noqa: B019 - there are as many as tests ask for
-    def cut(self, microbatches: int) -> StepInStages:
+    def cut(self, microbatches: int) -> TaskPartition:
         laid = self.step.cut(microbatches)
         ratio = self.step.problem.state_ratio
-        return StepInStages(laid, self.step.roles, self.stage, self.num_stages, ratio)
+        return TaskPartition(laid, self.step.roles, self.stage, self.num_stages, ratio)
 
     def programs(
         self,
@@ -104,9 +104,14 @@ class Staged:
     ) -> list[LocalProgram]:
         """The program of each actor."""
         whole, roles = self.step.whole, self.step.roles
-        slicing = SlicePrices(whole.mesh, cluster or machines())
-        places = {op: Place(stage, roles.phase[op] == BACKWARD) for op, stage in self.stage.items()}
-        laid, asked = self.step.cut(microbatches), StagedStep(places, schedule, recompute, slicing)
+        slicing = ScatterGatherCost(whole.mesh, cluster or machines())
+        places = {
+            op: StagePass(stage, roles.phase[op] == BACKWARD) for op, stage in self.stage.items()
+        }
+        laid, asked = (
+            self.step.cut(microbatches),
+            PipelineLowering(places, schedule, recompute, slicing),
+        )
         write = functools.partial(build_microbatched_program, stages=asked)
         if shares is None:
             program = write(laid)
@@ -121,11 +126,11 @@ class Staged:
         actors: tuple[int, ...] | None = None,
         recompute: bool = False,
         shares: UnevenMesh | None = None,
-    ) -> StagedPrices:
+    ) -> PipelineCostModel:
         actors, step = actors or tuple(range(self.num_stages)), self.cut(microbatches)
         if shares is not None:
-            step = dataclasses.replace(step, laid=shared_by(step.laid, shares))
-        return StagedPrices.of(step, actors, cluster or machines(), recompute)
+            step = dataclasses.replace(step, laid=with_own_share(step.laid, shares))
+        return PipelineCostModel.of(step, actors, cluster or machines(), recompute)
 
 
 def priced_in_stages(
@@ -134,7 +139,7 @@ def priced_in_stages(
     schedule: Schedule,
     cluster: Cluster,
     recompute: bool = False,
-) -> tuple[Cost, StagedCost]:
+) -> tuple[Cost, PipelineCost]:
     """What a step costs in stages: as plans compare it, and stage by stage.
 
     Args:
@@ -145,7 +150,7 @@ def priced_in_stages(
     """
     cut = step.cut(schedule.num_microbatches)
     ratio, own = step.problem.state_ratio, step.statistics(cut)
-    staged = StepInStages(cut, step.roles, stage, schedule.num_stages, ratio, own)
-    prices = StagedPrices.of(staged, schedule.actors, cluster, recompute, ())
+    staged = TaskPartition(cut, step.roles, stage, schedule.num_stages, ratio, own)
+    prices = PipelineCostModel.of(staged, schedule.actors, cluster, recompute, ())
     timeline = prices.run(schedule)
-    return cost_of_stages(prices, schedule, timeline), staged_cost(prices, schedule, timeline)
+    return bottleneck_cost(prices, schedule, timeline), staged_cost(prices, schedule, timeline)

@@ -18,10 +18,10 @@ from tests.search.stages.random_units import (
     taken,
 )
 from tfpar.search.deadline import Deadline, SearchStopped
-from tfpar.search.stages import ilp
+from tfpar.search.stages import stage_ilp
 from tfpar.search.stages.assign import assign
-from tfpar.search.stages.bounds import balanced_bounds, fixed_bounds, one_for_each
-from tfpar.search.stages.cuts import best_cut, levelled
+from tfpar.search.stages.bounds import balanced_bounds, fixed_bounds, seed_each_stage
+from tfpar.search.stages.order_partition import partition_order, rebalance
 from tfpar.search.stages.units import Flow, TiedWeight, Unit, UnitGraph
 from tfpar.spec import ArgumentError, PlanError
 
@@ -99,7 +99,7 @@ def test_a_chain_is_bounded_from_both_ends():
 def test_the_best_cut_is_the_best_of_all_cuts_of_the_order(trials):
     for seed in range(trials):
         graph, num_stages = random_graph(seed)
-        stages = best_cut(graph, fixed_bounds(graph, num_stages), num_stages)
+        stages = partition_order(graph, fixed_bounds(graph, num_stages), num_stages)
         assert stages is not None and list(stages) == sorted(stages)
         in_order = (s for s in assignments(graph, num_stages) if list(s) == sorted(s))
         least = min(max(taken(graph, s, num_stages)) for s in in_order)
@@ -113,7 +113,7 @@ def test_the_slowest_stage_can_be_made_as_fast_as_can_be(trials):
         everything = list(assignments(graph, num_stages))
         if everything and graph.seconds:
             bounds = fixed_bounds(graph, num_stages)
-            found = ilp.fastest_stages(graph, bounds, num_stages, Deadline())
+            found = stage_ilp.minimize_bottleneck(graph, bounds, num_stages, Deadline())
             assert found in everything
             least = min(max(taken(graph, s, num_stages)) for s in everything)
             assert max(taken(graph, found, num_stages)) == pytest.approx(least)
@@ -128,7 +128,7 @@ def test_levelling_sends_no_more_and_keeps_to_what_is_asked(trials):
         if not everything:
             continue
         before = random.Random(seed).choice(everything)
-        after = levelled(graph, fixed_bounds(graph, num_stages), num_stages, before)
+        after = rebalance(graph, fixed_bounds(graph, num_stages), num_stages, before)
         assert after in everything
         assert sent(graph, after) <= sent(graph, before)
         old, new = (sorted(taken(graph, s, num_stages), reverse=True) for s in (before, after))
@@ -293,7 +293,7 @@ def test_as_many_stages_are_filled_as_can_be(trials):
             assert not possible
         else:
             assert possible
-            assert len(one_for_each(bounds, num_stages)) == num_stages
+            assert len(seed_each_stage(bounds, num_stages)) == num_stages
 
 
 @pytest.mark.parametrize(
@@ -352,7 +352,7 @@ def test_without_time_fixed_units_stay_all_the_same(trials):
 
 
 def test_one_program_takes_no_longer_than_its_limit_however_long_the_search_may(monkeypatch):
-    monkeypatch.setattr(ilp, "TIME_LIMIT_S", 0.0)
+    monkeypatch.setattr(stage_ilp, "TIME_LIMIT_S", 0.0)
     graph, num_stages = random_graph(0)
     deadline = Deadline()
     found = assign(graph, num_stages, deadline=deadline)
@@ -361,7 +361,7 @@ def test_one_program_takes_no_longer_than_its_limit_however_long_the_search_may(
 
 
 def test_what_the_solver_has_found_in_time_is_used(monkeypatch):
-    monkeypatch.setattr(ilp, "gap_of", lambda problem: 0.25)
+    monkeypatch.setattr(stage_ilp, "gap_of", lambda problem: 0.25)
     deadline = Deadline(60.0)
     found = assign(narrow_at_its_ends(), 2, tolerance=0.5, deadline=deadline)
     assert (found.sent_bytes, found.gap) == (1.0, 0.25)
@@ -394,6 +394,6 @@ def test_the_program_of_96_layers_is_small(num_stages):
     assert found.sent_bytes == 300.0 + 100.0 * (num_stages - 1) + (num_stages - 1)
     bounds = balanced_bounds(graph, fixed_bounds(graph, num_stages), num_stages, found.most_seconds)
     assert bounds is not None
-    program = ilp.Program(graph, bounds, num_stages)
+    program = stage_ilp.StageIlp(graph, bounds, num_stages)
     binaries = [v for v in program.problem.variables() if v.cat == pulp.LpInteger]
     assert len(binaries) <= 110

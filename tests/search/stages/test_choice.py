@@ -26,7 +26,7 @@ from tfpar.planning.enumerate_pipelines import (
     numbers_of_stages,
 )
 from tfpar.planning.relaxed_estimate import RelaxedEstimate
-from tfpar.plans import Plan, PlannedStages
+from tfpar.plans import PipelinePlan, Plan
 from tfpar.search.objective import UNCERTAINTY
 from tfpar.search.so_far import SearchInterrupted
 from tfpar.spec import MemoryLimitError, Mesh, PlanError
@@ -116,7 +116,7 @@ class Costs:
         planned = None
         if stages > 1:
             scopes = {f"layer_{stage}": stage for stage in range(stages)}
-            planned = PlannedStages(pipeline.order, scopes, pipeline.recompute)
+            planned = PipelinePlan(pipeline.order, scopes, pipeline.recompute)
         nothing = (0.0, 0.0, 0.0)
         cost = Cost(self.seconds(*asked), nothing, nothing, 0.0, 0.0, 1, self.memory(*asked))
         empty = Plan(MESH.divided(stages), (), {}, {}, (), "", cost=cost)
@@ -276,7 +276,7 @@ def test_sets_of_ranks_have_several_stages_where_they_wait_long_and_that_is_fast
     def restaged(plan: Plan, pipeline: Pipeline) -> Plan | None:
         asked.append(pipeline.order)
         scopes = {f"layer_{stage}": stage for stage in range(pipeline.order.num_stages)}
-        stages = PlannedStages(pipeline.order, scopes)
+        stages = PipelinePlan(pipeline.order, scopes)
         cost = dataclasses.replace(plan.cost, seconds=faster * plan.cost.seconds, bubble_s=0.0)
         return dataclasses.replace(plan, stages=stages, cost=cost)
 

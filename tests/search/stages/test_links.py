@@ -6,7 +6,7 @@ import pytest
 
 from tfpar.cluster.description import Cluster, Device, Level
 from tfpar.search.stages.assign import assign
-from tfpar.search.stages.links import Links
+from tfpar.search.stages.links import StageLinks
 from tfpar.search.stages.units import Flow, Unit, UnitGraph
 
 DEVICE = Device({"float32": 1e9}, 1e9, 1e9)
@@ -22,8 +22,8 @@ def between(bandwidth: float, ranks: int = 2, latency_s: float = 0.0) -> Cluster
     return Cluster.regular("pair", DEVICE, [Level(ranks, bandwidth, latency_s)])
 
 
-def links(bandwidth: float, size: int = 1, microbatches: int = 4, **given: float) -> Links:
-    return Links(between(bandwidth, 2 * size, **given), (0, 1), size, microbatches)
+def links(bandwidth: float, size: int = 1, microbatches: int = 4, **given: float) -> StageLinks:
+    return StageLinks(between(bandwidth, 2 * size, **given), (0, 1), size, microbatches)
 
 
 def test_where_links_are_fast_stages_take_alike():
@@ -48,7 +48,9 @@ def test_seconds_of_a_step():
     """Four microbatches: 0.75 s of work on each of two stages, 1000 bytes one way of each."""
     paces, stages = (1.0, 1.0), (0, 0, 1)
     slow, fast = links(1e3, latency_s=0.5), links(1e6)
-    assert slow.keep(LOGITS, stages, paces) and not fast.keep(LOGITS, stages, paces)
+    assert slow.is_link_bound(LOGITS, stages, paces) and not fast.is_link_bound(
+        LOGITS, stages, paces
+    )
     # One way 4000 bytes / 4 at 1000 bytes/s and 0.5 s to start, there and back of each.
     expected = 3 * 1.5 + 2 * 0.75 + 2 * 1.5
     assert slow.step_seconds(LOGITS, stages, paces) == pytest.approx(expected)
@@ -62,6 +64,6 @@ def test_ranks_share_what_a_stage_computes_and_sends():
 
 
 def test_stages_of_one_actor_send_each_other_nothing():
-    alone = Links(between(1.0), (0, 0), 1, 4)
-    assert not alone.keep(LOGITS, (0, 0, 1), (1.0, 1.0))
+    alone = StageLinks(between(1.0), (0, 0), 1, 4)
+    assert not alone.is_link_bound(LOGITS, (0, 0, 1), (1.0, 1.0))
     assert alone.step_seconds(LOGITS, (0, 0, 1), (1.0, 1.0)) == pytest.approx(6.0)

@@ -13,7 +13,7 @@ from tests.cases import some_first
 from tests.graphs import saved
 from tests.pipeline.test_step_stages import Step
 from tests.search.stages.steps import Staged, machines
-from tfpar.cluster.named import read_preset
+from tfpar.cluster.lookup import read_preset
 from tfpar.cost.cost import Cost
 from tfpar.ir.planning_graph import planning_graph
 from tfpar.ir.roles import Roles
@@ -31,7 +31,7 @@ from tfpar.search.deadline import Deadline
 from tfpar.search.planners import find_planner
 from tfpar.search.price import price_plan
 from tfpar.search.problem import Problem
-from tfpar.search.stages.priced import scheduled_plan
+from tfpar.search.stages.pipeline_pricing import price_best_schedule
 from tfpar.spec import (
     MemoryLimitError,
     Mesh,
@@ -267,10 +267,10 @@ def test_a_picked_schedule_keeps_to_memory_virtual_stages_and_recompute():
     staged = Staged.of("unet", 2)
     stages = dataclasses.replace(staged.plan.stages, schedule=generate("1f1b", 2, 8))
     plan = dataclasses.replace(staged.plan, stages=stages, microbatches=8)
-    free = scheduled_plan(plan, staged.problem, machines())
+    free = price_best_schedule(plan, staged.problem, machines())
     needed = {price.name: price.memory_bytes for price in free.stages.cost.schedules}
     limit = (needed["1f1b"] + needed["gpipe"]) / 2
-    kept = scheduled_plan(plan, staged.problem, machines().with_memory(limit))
+    kept = price_best_schedule(plan, staged.problem, machines().with_memory(limit))
     assert kept.cost.memory_bytes <= limit < kept.stages.cost.schedules[-1].memory_bytes
     small = dataclasses.replace(kept, cluster=machines().with_memory(limit))
     assert "gpipe (does not fit)" in small.summary(full=True)

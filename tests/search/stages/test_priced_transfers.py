@@ -12,10 +12,10 @@ from tests.search.stages.program_memory import most_stored
 from tests.search.stages.steps import DEVICE, Staged, machines, priced_in_stages
 from tfpar.cluster.description import Cluster, Level
 from tfpar.cost.collectives import collective_seconds
-from tfpar.cost.slices import SlicePrices
-from tfpar.cost.stage_costs import stage_prices
+from tfpar.cost.pipeline_cost_model import staged_cost
+from tfpar.cost.slices import ScatterGatherCost
+from tfpar.cost.stage_breakdown import stage_prices
 from tfpar.cost.stage_transfers import StageTransfers
-from tfpar.cost.staged_prices import staged_cost
 from tfpar.ir.graph import itemsize
 from tfpar.pipeline.generators import generate
 from tfpar.rewrite.local_graph import TASK
@@ -162,7 +162,7 @@ def test_a_stage_waits_for_what_it_gathers():
     seconds = collective_seconds("all_gather", (1,), gathered, staged.plan.mesh, SLOW)
     without = [
         StageTransfers(staged.cut(4), (0, 1), None),
-        StageTransfers(staged.cut(4), (0, 1), SlicePrices(staged.plan.mesh, SLOW)),
+        StageTransfers(staged.cut(4), (0, 1), ScatterGatherCost(staged.plan.mesh, SLOW)),
     ]
     parts = [SLOW.part(range(2)), SLOW.part(range(2, 4))]
     (first, second), (_, reading) = (stage_prices(transfers, parts) for transfers in without)

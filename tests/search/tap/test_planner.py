@@ -18,7 +18,7 @@ from tests.search.problems import (
     partition,
     price,
 )
-from tfpar.cluster.named import find_cluster
+from tfpar.cluster.lookup import find_cluster
 from tfpar.cluster.network import Link
 from tfpar.plans import plan_from_constraints
 from tfpar.search.model.folded_model import FoldedModel

@@ -7,11 +7,11 @@ import random
 from collections.abc import Mapping
 
 from tests.search.three_d.tables import cluster, kind
-from tfpar.search.three_d.model import Model
-from tfpar.search.three_d.table import Experts, LayerKind, LayerTable
+from tfpar.search.three_d.cost_table import Experts, LayerCostTable, LayerType
+from tfpar.search.three_d.problem import StrategyProblem
 
 
-def _kind(rng: random.Random, speeds: Mapping[str, float]) -> LayerKind:
+def _kind(rng: random.Random, speeds: Mapping[str, float]) -> LayerType:
     return kind(
         speeds,
         seconds=rng.choice([0.5, 1.0, 3.0]),
@@ -23,7 +23,7 @@ def _kind(rng: random.Random, speeds: Mapping[str, float]) -> LayerKind:
     )
 
 
-def some(seed: int) -> Model:
+def some(seed: int) -> StrategyProblem:
     """Sometimes with too little memory for some strategies."""
     rng = random.Random(seed)
     names = "ab"[: rng.choice([1, 2, 2])]
@@ -37,10 +37,12 @@ def some(seed: int) -> Model:
     kinds = {f"kind {number}": _kind(rng, speeds) for number in range(2)}
     layers = tuple(rng.choice(list(kinds)) for _ in range(rng.randint(2, 6)))
     memory_bytes = rng.choice([1e12, 1e12, 400.0])
-    return Model(LayerTable(kinds, layers), cluster(*nodes, memory_bytes=memory_bytes), 8)
+    return StrategyProblem(
+        LayerCostTable(kinds, layers), cluster(*nodes, memory_bytes=memory_bytes), 8
+    )
 
 
-def mixed(seed: int) -> Model:
+def mixed(seed: int) -> StrategyProblem:
     """Of two or three kinds of machines of unequal size; layers can be computed again, and slots
     sharded."""
     rng = random.Random(seed)
@@ -61,10 +63,12 @@ def mixed(seed: int) -> Model:
         )
     layers = tuple(rng.choice(list(kinds)) for _ in range(rng.randint(4, 12)))
     memory_bytes = rng.choice([1e12, 400.0, 800.0])
-    return Model(LayerTable(kinds, layers), cluster(*nodes, memory_bytes=memory_bytes), 24)
+    return StrategyProblem(
+        LayerCostTable(kinds, layers), cluster(*nodes, memory_bytes=memory_bytes), 24
+    )
 
 
-def with_experts(seed: int) -> Model:
+def with_experts(seed: int) -> StrategyProblem:
     """Of two kinds of layers, one of them with experts, on machines of one or two kinds."""
     rng = random.Random(seed)
     names = "ab"[: rng.choice([1, 2])]
@@ -89,5 +93,7 @@ def with_experts(seed: int) -> Model:
     on = cluster(
         *nodes * 2, memory_bytes=rng.choice([1e12, 1000.0]), overlap=rng.choice([0.5, 1.0])
     )
-    table = LayerTable({"dense": dense, "sparse": sparse}, ("dense", "sparse") * rng.choice([1, 2]))
-    return Model(table, on, 8)
+    table = LayerCostTable(
+        {"dense": dense, "sparse": sparse}, ("dense", "sparse") * rng.choice([1, 2])
+    )
+    return StrategyProblem(table, on, 8)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tfpar.cluster.description import Cluster, Device, Level, Node
-from tfpar.search.three_d.table import Case, LayerKind, LayerTable, Passes
+from tfpar.search.three_d.cost_table import LayerCostTable, LayerType, Passes, ProfileKey
 
 DEGREES = (1, 2, 4)
 SIZES = (1, 2, 4, 8)
@@ -27,12 +27,12 @@ def cluster(*nodes: tuple[str, int, float, float], memory_bytes: float = 1e12, *
     return Cluster("small", found, levels, algorithms=("ring",), **fields)
 
 
-def kind(speeds: dict[str, float], seconds: float = 1.0, **fields) -> LayerKind:
+def kind(speeds: dict[str, float], seconds: float = 1.0, **fields) -> LayerType:
     """A layer of which a sample takes so long forward and twice that backward, at speed 1, however
     its experts are spread if it has some."""
-    return LayerKind(
+    return LayerType(
         {
-            Case(name, tensor, size, experts): Passes(
+            ProfileKey(name, tensor, size, experts): Passes(
                 seconds * size / tensor / speed, 2 * seconds * size / tensor / speed
             )
             for name, speed in speeds.items()
@@ -44,5 +44,5 @@ def kind(speeds: dict[str, float], seconds: float = 1.0, **fields) -> LayerKind:
     )
 
 
-def equal_layers(count: int, speeds: dict[str, float], **fields) -> LayerTable:
-    return LayerTable({"block": kind(speeds, **fields)}, ("block",) * count)
+def equal_layers(count: int, speeds: dict[str, float], **fields) -> LayerCostTable:
+    return LayerCostTable({"block": kind(speeds, **fields)}, ("block",) * count)

@@ -10,10 +10,10 @@ import random
 import pytest
 
 from tests.search.three_d.tables import cluster, equal_layers, kind
-from tfpar.search.three_d.alpa import AlpaPlan, AlpaStage, Stages, alpa
-from tfpar.search.three_d.alpa_price import simulated_alpa
-from tfpar.search.three_d.model import Model
-from tfpar.search.three_d.table import LayerTable
+from tfpar.search.three_d.alpa import AlpaPlan, AlpaStage, SubmeshCosts, alpa
+from tfpar.search.three_d.alpa_simulation import simulate_alpa
+from tfpar.search.three_d.cost_table import LayerCostTable
+from tfpar.search.three_d.problem import StrategyProblem
 from tfpar.spec import PlanError
 
 
@@ -33,14 +33,16 @@ def some(seed):
     layers = tuple(rng.choice(list(kinds)) for _ in range(rng.randint(2, 4)))
     nodes = [("a", rng.choice([1, 2]), 50.0, rng.choice([5.0, 20.0]))] * 2
     memory_bytes = rng.choice([1e12, 260.0])
-    return Model(LayerTable(kinds, layers), cluster(*nodes, memory_bytes=memory_bytes), 4)
+    return StrategyProblem(
+        LayerCostTable(kinds, layers), cluster(*nodes, memory_bytes=memory_bytes), 4
+    )
 
 
 def brute_force(model):
     """The least of T over sizes of microbatches, runs of layers and submeshes."""
     best, layers = math.inf, len(model.table)
     for microbatch in (1, 2, 4):
-        stages = Stages(model, microbatch)
+        stages = SubmeshCosts(model, microbatch)
         for count in range(1, layers + 1):
             for cuts in itertools.combinations(range(1, layers), count - 1):
                 ends = [0, *cuts, layers]
@@ -82,7 +84,7 @@ def test_stages_have_as_many_devices_as_their_layers_need():
     }
     kinds["long"] = dataclasses.replace(kinds["long"], gradient_bytes=0.0)
     on = cluster(*[("a", 1, 1.0, 1.0)] * 3)
-    model = Model(LayerTable(kinds, ("short", "long")), on, 8)
+    model = StrategyProblem(LayerCostTable(kinds, ("short", "long")), on, 8)
     found = alpa(model)
     assert [(list(s.layers), s.size) for s in found.stages] == [([0], 1), ([1], 2)]
     assert found.seconds == pytest.approx(brute_of_two(found.microbatch))
@@ -99,7 +101,7 @@ def test_a_plan_is_simulated_on_the_machines_that_there_are():
     on = cluster(("fast", 1, 1.0, 10.0), *[("slow", 1, 1.0, 10.0)] * 2)
     table = equal_layers(3, {"fast": 2.0, "slow": 1.0}, sent_bytes=5.0, gradient_bytes=20.0)
     plan = AlpaPlan((AlpaStage(range(1), 1, 1), AlpaStage(range(1, 3), 2, 1)), 4, 0.0)
-    found = simulated_alpa(Model(table, on, 4), plan)
+    found = simulate_alpa(StrategyProblem(table, on, 4), plan)
     # 4 samples at speed 2, then 2 layers of 2 samples on each; what leaves the first shares a link.
     sums = 2 * 1 / 2 * 40 / 10
     first_backward = 2 * 4 / 2
@@ -110,4 +112,4 @@ def test_a_plan_is_simulated_on_the_machines_that_there_are():
 def test_unlike_devices_are_refused():
     on = cluster(("a", 1, 1.0, 1.0), ("b", 1, 1.0, 1.0))
     with pytest.raises(PlanError, match="takes all devices to be alike"):
-        alpa(Model(equal_layers(2, {"a": 1.0, "b": 1.0}), on, 4))
+        alpa(StrategyProblem(equal_layers(2, {"a": 1.0, "b": 1.0}), on, 4))

@@ -9,7 +9,7 @@ from keras.src.saving import saving_lib
 import tfpar as tap
 from tfpar.keras.streamed_weights import streamed_weights
 from tfpar.spec import Mesh, Shard
-from tfpar.variables.initial.stored import StoredValue
+from tfpar.variables.initial.shard_source import StoredValue
 from tfpar.variables.parallel_variable import ParallelVariable
 
 FORMATS = ("model.weights.h5", "model.keras", "model.weights.json")

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfpar.spec import Mesh, Replicate, Shard, SpecError
 from tfpar.variables.initial.blocks import BlockProgram, block_program
 from tfpar.variables.initial.shard import shard_value, shard_values
-from tfpar.variables.pieces import cut
+from tfpar.variables.sharding import cut_shard
 
 LIMIT = 700  # bytes: many blocks, even for small values
 SHAPES = ((64, 48), (7, 5), (3, 3, 8, 16), (5,), (1, 4096), ())
@@ -49,7 +49,7 @@ def assert_exact(initial, shape, dtype="float32", layouts=LAYOUTS, whole=None):
             continue
         for rank in (0, mesh.size - 1):
             shard = shard_value(initial, shape, dtype, spec, mesh, rank, limit_bytes=LIMIT)
-            want = cut(whole, spec, mesh, rank)
+            want = cut_shard(whole, spec, mesh, rank)
             assert shard.shape == want.shape and shard.dtype == want.dtype
             assert shard.numpy().tobytes() == want.numpy().tobytes(), (spec, rank)
 
@@ -127,7 +127,7 @@ def test_a_draw_with_a_state_is_drawn_once():
         tf.random.set_seed(7)
         spec, mesh = (Shard(0),), Mesh.of([2])
         shard = shard_value(initial, (60, 6), "float32", spec, mesh, rank, limit_bytes=LIMIT)
-        np.testing.assert_array_equal(shard, cut(whole, spec, mesh, rank))
+        np.testing.assert_array_equal(shard, cut_shard(whole, spec, mesh, rank))
         np.testing.assert_array_equal(tf.random.normal([3]), after)
 
 
@@ -142,7 +142,7 @@ def test_a_seed_generator_advances_once():
     shard, state_after = value_and_state(
         lambda initial: shard_value(initial, (60, 6), "float32", spec, mesh, 1, limit_bytes=LIMIT)
     )
-    np.testing.assert_array_equal(shard, cut(whole, spec, mesh, 1))
+    np.testing.assert_array_equal(shard, cut_shard(whole, spec, mesh, 1))
     np.testing.assert_array_equal(state_after, state)
 
 
@@ -153,7 +153,7 @@ def test_ranks_of_one_process_share_the_blocks():
         for ranks in ([0, 1, 2, 3], [2]):
             shards = shard_values(initial, (60, 6), "float32", spec, mesh, ranks, limit_bytes=LIMIT)
             for rank, shard in zip(ranks, shards, strict=True):
-                np.testing.assert_array_equal(shard, cut(initial(), spec, mesh, rank))
+                np.testing.assert_array_equal(shard, cut_shard(initial(), spec, mesh, rank))
 
 
 def test_what_is_made_whole_is_made_by_one_call():

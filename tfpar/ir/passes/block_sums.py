@@ -14,7 +14,7 @@ import numpy as np
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Graph, Op, Tensor, is_floating
-from tfpar.ir.traits import ADDITIONS, VIEWS, given
+from tfpar.ir.traits import ADDITIONS, VIEWS, forwarded_input
 
 BLOCK_SUM = "TfparBlockSum"
 """data (blocks, rows, ...), ids (blocks, rows) -> (blocks, segments, ...)."""
@@ -79,10 +79,10 @@ def _without_offsets(
         if bound:
             return ids, np.broadcast_to(total, ids.shape).reshape(-1), bound
         op = ids.op
-        if op.type in VIEWS and given(ids).is_static:
+        if op.type in VIEWS and forwarded_input(ids).is_static:
             # The offsets found so far, in the shape before.
-            total = np.broadcast_to(total, ids.shape).reshape(given(ids).shape)
-            ids = given(ids)
+            total = np.broadcast_to(total, ids.shape).reshape(forwarded_input(ids).shape)
+            ids = forwarded_input(ids)
             continue
         position, value = _constant_addend(op, constants)
         if value is None or op.inputs[1 - position].shape != ids.shape:

@@ -20,10 +20,10 @@ import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from tfpar.ir.graph import DType, Graph, Op, Tensor
-from tfpar.ir.passes.rereads import arrival_at, is_reread, rewired
+from tfpar.ir.passes.rereads import find_arrival, is_reread, rewire_backward
 from tfpar.ir.passes.trim import clone_op
 from tfpar.ir.roles import FORWARD, Roles
-from tfpar.ir.traits import CONSTANTS, GIVES, ON_HOST, REFERENCES, TAKES, VIEWS, given
+from tfpar.ir.traits import CONSTANTS, GIVES, ON_HOST, REFERENCES, TAKES, VIEWS, forwarded_input
 
 LEAST_PART = 0.01
 """The part of a block's largest tensor below which others stay on the device (a guess): they save
@@ -62,7 +62,7 @@ def offload_activations(graph: Graph, blocks: Sequence[Collection[Op]], roles: R
                 late += _again(view, read)
             instead.update(read)
         before = block.arrival
-    return rewired(graph, added, instead, roles)
+    return rewire_backward(graph, added, instead, roles)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -95,8 +95,8 @@ def _copies(tensor: Tensor, after: Op) -> tuple[Op, Op]:
 def _again(view: Tensor, read: dict[Tensor, Tensor]) -> Iterator[Op]:
     """The ops that give of what has come back what `view` was of it, which is added to `read`."""
     if view not in read:
-        yield from _again(given(view), read)
-        clone = clone_op(view.op, [read[given(view)], *view.op.inputs[1:]])
+        yield from _again(forwarded_input(view), read)
+        clone = clone_op(view.op, [read[forwarded_input(view)], *view.op.inputs[1:]])
         clone.name = f"gradient_tape/{view.op.name}/fetched"
         read[view] = clone.outputs[0]
         yield clone
@@ -119,7 +119,7 @@ class _Kept:
         roots: dict[Tensor, Tensor] = {}
         for op in graph.ops:
             for tensor in op.outputs:
-                source = given(tensor) if op.type in _VIEWS else tensor
+                source = forwarded_input(tensor) if op.type in _VIEWS else tensor
                 roots[tensor] = roots.get(source, source)
                 self._views.setdefault(roots[tensor], []).append(tensor)
 
@@ -137,7 +137,7 @@ class _Kept:
         found = {r: views for r, views in found.items() if r.num_bytes >= LEAST_PART * largest}
         following = self._graph.ops[self.position[ordered[0]] :]
         read = {t for views in found.values() for t in views}
-        arrival = arrival_at(following, inside - self._of_weights, read, self._roles)
+        arrival = find_arrival(following, inside - self._of_weights, read, self._roles)
         return None if arrival is None else _Block(found, *arrival)
 
     def _reread(self, root: Tensor, inside: Collection[Op]) -> list[Tensor]:

@@ -17,7 +17,7 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
 from tfpar.ir.graph import DType, Graph, Op, Tensor
-from tfpar.ir.passes.rereads import arrival_at, is_reread, rewired
+from tfpar.ir.passes.rereads import find_arrival, is_reread, rewire_backward
 from tfpar.ir.passes.trim import clone_op
 from tfpar.ir.roles import Roles
 from tfpar.ir.traits import REFERENCES, SIZES, SOURCES
@@ -49,7 +49,7 @@ def recompute(graph: Graph, blocks: Sequence[Collection[Op]], roles: Roles) -> G
             written, made = block.write()
             added.setdefault(block.before, []).extend(written)
             instead.update((t, made[t]) for t in block.reread)
-    return rewired(graph, added, instead, roles)
+    return rewire_backward(graph, added, instead, roles)
 
 
 def _fed(graph: Graph) -> frozenset[Op]:
@@ -106,7 +106,7 @@ class _Block:
                 again.update(t.op for t in op.inputs if t.op in cloneable and t.op not in again)
         if not again:
             return None
-        arrival = arrival_at(graph.ops[position[ordered[0]] :], inside & fed, reread, roles)
+        arrival = find_arrival(graph.ops[position[ordered[0]] :], inside & fed, reread, roles)
         if arrival is None:
             return None
         return cls([op for op in ordered if op in again], reread, *arrival, fed)

@@ -17,10 +17,10 @@ def is_reread(readers: Sequence[Op], inside: Collection[Op], roles: Roles) -> bo
     """Whether the backward pass reads a tensor of the block, and no later forward op does."""
     if any(roles.phase[r] == FORWARD and r not in inside for r in readers):
         return False
-    return any(reads_again(r, roles) for r in readers)
+    return any(reads_recomputed(r, roles) for r in readers)
 
 
-def arrival_at(
+def find_arrival(
     ops: Sequence[Op], block: Collection[Op], reread: Collection[Tensor], roles: Roles
 ) -> tuple[Op, Op] | None:
     """(the op that makes the gradient which arrives at the block, the first op to need a clone).
@@ -42,7 +42,7 @@ def arrival_at(
             following.add(op)
         if phase != BACKWARD:
             continue
-        reads = reads_again(op, roles) and any(t in reread for t in op.inputs)
+        reads = reads_recomputed(op, roles) and any(t in reread for t in op.inputs)
         if reads or any(o in needing for o in (*sources, *op.control)):
             needing.add(op)
             first = first or op
@@ -53,12 +53,12 @@ def arrival_at(
     return None
 
 
-def reads_again(op: Op, roles: Roles) -> bool:
+def reads_recomputed(op: Op, roles: Roles) -> bool:
     """Whether `op`, if it reads a tensor that is computed again, takes the clone."""
     return roles.phase.get(op) == BACKWARD and op.type not in SIZES
 
 
-def rewired(
+def rewire_backward(
     graph: Graph,
     added: Mapping[Op, Sequence[Op]],
     instead: Mapping[Tensor, Tensor],
@@ -76,7 +76,7 @@ def rewired(
         return copies[tensor.op].outputs[tensor.index]
 
     for op, copy in copies.items():
-        again = reads_again(op, roles)
+        again = reads_recomputed(op, roles)
         copy.inputs = [copied(instead.get(t, t) if again else t) for t in op.inputs]
         copy.control = [copies[c] for c in op.control if c in copies]
     return Graph(

@@ -52,7 +52,7 @@ _REASON_OF = {op_type: reason for reason, types in _TYPES.items() for op_type in
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Trimmed:
+class TrimResult:
     """What trimming gives.
 
     Attributes:
@@ -71,14 +71,14 @@ class Trimmed:
         return ", ".join(f"{len(ops)} {reason}" for reason, ops in self.removed.items() if ops)
 
 
-def trim(graph: Graph) -> Trimmed:
+def trim(graph: Graph) -> TrimResult:
     """The ops that `graph.outputs` and the effects need, without auxiliary ones.
 
     An auxiliary op whose result is itself an output (a merged summary that is fetched) stays.
     The source graph is left as it is.
     """
     trimming = _Trim(graph, {}, set())
-    return Trimmed(trimming.graph(), *_removed(graph, trimming.needed))
+    return TrimResult(trimming.graph(), *_removed(graph, trimming.needed))
 
 
 class _Trim:

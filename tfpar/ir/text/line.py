@@ -34,7 +34,7 @@ class Reference(NamedTuple):
     result: int = 0
 
 
-class Line:
+class LineCursor:
     """A line with a place in it. Spaces and comments are passed over.
 
     Every method that reads raises a GraphTextError where something else stands.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from tfpar.ir.graph import Gradient, Graph, Op, Tensor, Variable
 from tfpar.ir.step import StepGraph
-from tfpar.ir.text.line import Line, Reference
+from tfpar.ir.text.line import LineCursor, Reference
 from tfpar.spec.errors import GraphTextError
 
 
@@ -39,15 +39,15 @@ def parse_step(text: str) -> StepGraph:
     return step
 
 
-def _lines(text: str) -> Iterator[Line]:
+def _lines(text: str) -> Iterator[LineCursor]:
     """Lines that hold something, then empty ones for ever, so that what is missing has a place."""
     rows = text.split("\n")
     for number, row in enumerate(rows, 1):
-        line = Line(row, number)
+        line = LineCursor(row, number)
         if not line.ended:
             yield line
     while True:
-        yield Line("", len(rows))
+        yield LineCursor("", len(rows))
 
 
 @dataclasses.dataclass
@@ -57,7 +57,7 @@ class _Pending:
     op: Op
     inputs: list[Reference]
     control: list[Reference]
-    line: Line
+    line: LineCursor
 
 
 class _Block:
@@ -67,7 +67,7 @@ class _Block:
         around: the functions of the graph around; a body without bodies of its own shares them.
     """
 
-    def __init__(self, lines: Iterator[Line], around: dict[str, Graph]) -> None:
+    def __init__(self, lines: Iterator[LineCursor], around: dict[str, Graph]) -> None:
         self.lines = lines
         self.around = around
         self.graph = Graph(functions=around)
@@ -76,7 +76,7 @@ class _Block:
         self.binders: list[Callable[[], None]] = []
         self.gradients: list[Gradient] = []
 
-    def read(self, head: Line) -> StepGraph:
+    def read(self, head: LineCursor) -> StepGraph:
         """The graph whose head, but for the word before its inputs, is still to be read."""
         arguments, others = head.inputs()
         head.take("{")
@@ -93,7 +93,7 @@ class _Block:
         self._bind(head, [*arguments, *others])
         return StepGraph(self.graph, len(arguments), gradients=self.gradients)
 
-    def _statement(self, line: Line) -> bool:
+    def _statement(self, line: LineCursor) -> bool:
         """Read one line; whether it was the return."""
         if line.at_reference():
             self._op(line)
@@ -124,7 +124,7 @@ class _Block:
             raise line.error("an op, a variable, 'return(...)' or '}'")
         return False
 
-    def _function(self, line: Line) -> None:
+    def _function(self, line: LineCursor) -> None:
         name = line.function()
         if self.graph.functions is self.around:
             self.graph.functions = {}
@@ -134,7 +134,7 @@ class _Block:
         self.graph.functions[name] = inner.graph
         inner.read(line)
 
-    def _variable(self, line: Line) -> None:
+    def _variable(self, line: LineCursor) -> None:
         name = line.text()
         line.take(":")
         dtype, shape = line.kind()
@@ -159,7 +159,7 @@ class _Block:
 
         self.binders.append(bind)
 
-    def _op(self, line: Line) -> None:
+    def _op(self, line: LineCursor) -> None:
         name = line.reference().op
         line.take(":")
         kinds = line.listed(line.kind) if line.at("(") else [line.kind()]
@@ -179,7 +179,7 @@ class _Block:
         self.graph.ops.append(op)
         self.pending.append(_Pending(op, inputs, control, line))
 
-    def _bind(self, head: Line, inputs: Iterable[Reference]) -> None:
+    def _bind(self, head: LineCursor, inputs: Iterable[Reference]) -> None:
         for pending in self.pending:
             pending.op.inputs = self._tensors(pending.inputs, pending.line)
             pending.op.control = [self._op_of(r, pending.line) for r in pending.control]
@@ -187,13 +187,13 @@ class _Block:
         for bind in self.binders:
             bind()
 
-    def _op_of(self, reference: Reference, line: Line) -> Op:
+    def _op_of(self, reference: Reference, line: LineCursor) -> Op:
         op = self.ops.get(reference.op)
         if op is None:
             raise line.wrong(f"there is no op {reference.op!r}")
         return op
 
-    def _tensors(self, references: Iterable[Reference], line: Line) -> list[Tensor]:
+    def _tensors(self, references: Iterable[Reference], line: LineCursor) -> list[Tensor]:
         found = []
         for reference in references:
             op = self._op_of(reference, line)

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tfpar.pipeline.generators.gpipe import gpipe
-from tfpar.pipeline.generators.one_forward_one_backward import (
+from tfpar.pipeline.generators.schedule_1f1b import (
     interleaved,
-    one_forward_one_backward,
+    schedule_1f1b,
 )
 from tfpar.pipeline.generators.zero_bubble import zb_h1, zb_v
 from tfpar.pipeline.schedule import Schedule
 from tfpar.spec import ArgumentError, ScheduleError
-from tfpar.spec.arguments import integer, one_of, refused
+from tfpar.spec.arguments import argument_error, check_choice, integer
 
 __all__ = [
     "FAMILIES",
@@ -23,7 +23,7 @@ __all__ = [
     "gpipe",
     "interleaved",
     "name_of",
-    "one_forward_one_backward",
+    "schedule_1f1b",
     "schedule_on",
     "schedules_on",
     "zb_h1",
@@ -49,7 +49,7 @@ class Family(NamedTuple):
 
 FAMILIES: Mapping[str, Family] = {
     "gpipe": Family(gpipe, 1, None),
-    "1f1b": Family(one_forward_one_backward, 1, 1),
+    "1f1b": Family(schedule_1f1b, 1, 1),
     "interleaved": Family(interleaved, 2, None),
     "zb-h1": Family(zb_h1, 1, 1),
     "zb-v": Family(zb_v, 2, 2, least=2),
@@ -74,7 +74,7 @@ def generate(
     Raises:
         ArgumentError: names the argument and what was given.
     """
-    family = FAMILIES[one_of("schedule", name, FAMILIES)]
+    family = FAMILIES[check_choice("schedule", name, FAMILIES)]
     actors, microbatches = integer("actors", actors, 1), integer("microbatches", microbatches, 1)
     return family.rule(actors, microbatches, stages_of_each(name, virtual_stages))
 
@@ -133,5 +133,7 @@ def stages_of_each(name: str, virtual_stages: int | None) -> int:
         return family.virtual_stages
     found = integer("virtual_stages", virtual_stages, family.least)
     if family.most is not None and found > family.most:
-        raise refused("virtual_stages", virtual_stages, f"{family.most} with schedule {name!r}")
+        raise argument_error(
+            "virtual_stages", virtual_stages, f"{family.most} with schedule {name!r}"
+        )
     return found

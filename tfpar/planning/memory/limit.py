@@ -12,7 +12,7 @@ from tfpar.ir.traits import FREE
 from tfpar.planning.memory.fit import MemoryFit, MemoryMove
 from tfpar.planning.memory.offload_moves import OffloadActivations
 from tfpar.planning.memory.relayout import Relayout, ShardSlots, fastest_plan
-from tfpar.plans import Offloaded, Plan
+from tfpar.plans import OffloadPlan, Plan
 from tfpar.search.as_planned import as_kept
 from tfpar.search.offload import chosen, offloaded_problem
 from tfpar.search.problem import Planner, Problem
@@ -39,7 +39,7 @@ def solve_under_memory_limit(problem: Problem, planner: Planner) -> Plan:
         PlanError: no plan satisfies the constraints.
         SpecError: a pattern that matches no block, or no weight.
     """
-    away = Offloaded()
+    away = OffloadPlan()
     if problem.offload is not None:
         away = chosen(problem.offload, problem.graph, state_ratio=problem.state_ratio)
     fit = MemoryFit(lambda plan: problem.excess_in_parts(plan.cost))
@@ -52,7 +52,7 @@ def solve_under_memory_limit(problem: Problem, planner: Planner) -> Plan:
 
 
 def _moves_of_choice(
-    problem: Problem, planner: Planner, names: tuple[str, ...], away: Offloaded
+    problem: Problem, planner: Planner, names: tuple[str, ...], away: OffloadPlan
 ) -> Iterator[MemoryMove]:
     """The moves where the user has said which blocks are recomputed."""
     yield Relayout(problem, planner, names, away)
@@ -60,7 +60,7 @@ def _moves_of_choice(
         yield OffloadActivations(problem, fastest_plan(problem, planner), _choices(problem)[1:])
 
 
-def _moves(problem: Problem, planner: Planner, away: Offloaded) -> Iterator[MemoryMove]:
+def _moves(problem: Problem, planner: Planner, away: OffloadPlan) -> Iterator[MemoryMove]:
     """The moves where memory decides what is recomputed; `away` lies in host memory.
 
     Sharding slots moves as many bytes as summing gradients does, so it comes first. Another layout

@@ -21,7 +21,7 @@ from tfpar.plans import Plan
 from tfpar.search.offload import with_slots
 from tfpar.search.price import price_whole
 from tfpar.search.problem import Problem
-from tfpar.spec import replicated
+from tfpar.spec import replicated_spec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _slot_bytes(plan: Plan, problem: Problem) -> dict[str, float]:
     having = {*with_slots(problem.graph, ratio)} - problem.bound
     found = {}
     for name, variable in plan.variables.items():
-        spec = variable.slots or variable.spec or replicated(plan.mesh.num_axes)
+        spec = variable.slots or variable.spec or replicated_spec(plan.mesh.num_axes)
         if variable.trainable and name in having and len(variable.shape) > 1:
             size = shard_bytes(variable.shape, itemsize(variable.dtype), spec, plan.mesh)
             found[name] = size * (1.0 if ratio is None else ratio)

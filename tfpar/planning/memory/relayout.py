@@ -10,7 +10,7 @@ from tfpar.cost.cost import Cost
 from tfpar.planning.memory.fit import MemoryFit, is_near
 from tfpar.planning.memory.offload_moves import offload_slots_to_fit
 from tfpar.planning.memory.shard_slots import may_fit_with_sharded_slots, with_sharded_slots
-from tfpar.plans import Offloaded, Plan
+from tfpar.plans import OffloadPlan, Plan
 from tfpar.search.as_planned import as_kept
 from tfpar.search.meshes import LogicalMesh
 from tfpar.search.problem import Planner, Problem
@@ -34,7 +34,7 @@ class Relayout:
     problem: Problem
     planner: Planner
     recompute: tuple[str, ...]
-    offloaded: Offloaded
+    offloaded: OffloadPlan
 
     @property
     def name(self) -> str:
@@ -97,7 +97,7 @@ class ShardSlots:
 
     problem: Problem
     planner: Planner
-    offloaded: Offloaded
+    offloaded: OffloadPlan
     name: str = "shard slots"
 
     def plans(self, fit: MemoryFit) -> Iterator[Plan]:

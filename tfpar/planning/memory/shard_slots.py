@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from tfpar.cost.pricer import shard_bytes
 from tfpar.ir.graph import itemsize
 from tfpar.plans import Plan, PlannedVariable
-from tfpar.propagation.prepared import prepare
+from tfpar.propagation.prepared_graph import prepare
 from tfpar.search.price import price_whole
 from tfpar.search.problem import Problem
 from tfpar.spec import Mesh, Replicate, Shard, Spec, SpecError, local_shape

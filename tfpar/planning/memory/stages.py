@@ -3,7 +3,7 @@
 A planner knows of no stages: it prices the whole model on the ranks of one. So it is given the
 memory of all actors together, and what it finds is assigned to stages and priced in them. Where a
 stage does not fit, slots are sharded, then offloaded; units are reassigned under a memory budget
-(`stages.rooms`); and the layout is searched again with proportionally less memory.
+(`stages.memory_budget`); and the layout is searched again with proportionally less memory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from tfpar.cluster.description import Cluster
-from tfpar.cost.staged import StagedCost
+from tfpar.cost.pipeline_cost import PipelineCost
 from tfpar.planning.memory.fit import MemoryFit
 from tfpar.planning.memory.lower_limit import Layout, LowerLimit
 from tfpar.planning.memory.offload_moves import with_slots_away
@@ -247,7 +247,7 @@ def check_given(plan: Plan) -> None:
         raise _too_large(plan, "What the constraints give does not fit")
 
 
-def _staged(plan: Plan) -> StagedCost:
+def _staged(plan: Plan) -> PipelineCost:
     assert plan.stages is not None and plan.stages.cost is not None, "a plan with prices"
     return plan.stages.cost
 

@@ -1,4 +1,4 @@
-"""`report_of`: what there is to show of a plan, gathered once."""
+"""`build_report`: what there is to show of a plan, gathered once."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from tfpar.ir.graph import Op, Shape, itemsize
 from tfpar.ir.graph_nodes import cluster
 from tfpar.ir.roles import Roles
 from tfpar.plans import Plan
-from tfpar.propagation.partitioned import PartitionedGraph
-from tfpar.report.data.calls import calls_joined
+from tfpar.propagation.partitioned_graph import PartitionedGraph
+from tfpar.report.data.attribution import shares_of, stage_of_layer
+from tfpar.report.data.calls import merge_repeated_calls
 from tfpar.report.data.candidates import candidates_of
-from tfpar.report.data.facts import cost_of, facts_of, machines_of
+from tfpar.report.data.diagnosis import PlanDiagnosis
 from tfpar.report.data.flows import flows_of, inputs_of
 from tfpar.report.data.layers import layers_of
+from tfpar.report.data.overview import build_overview, cost_of, machines_of
 from tfpar.report.data.paths import paths_of
 from tfpar.report.data.pipeline import pipeline_of
 from tfpar.report.data.repeats import repeats_of
 from tfpar.report.data.schema import (
     Collective,
-    Flow,
+    FlowSummary,
     Input,
-    Layer,
+    LayerSummary,
     Padding,
     Report,
     RunWhole,
-    Variable,
+    VariableSummary,
     WithoutRule,
     read_report,
 )
-from tfpar.report.data.shares import shares_of, stage_of_layer
-from tfpar.report.data.told import Told
 from tfpar.report.data.variables import variables_of
 from tfpar.spec import Mesh, Shard, Spec, dim_is_even, format_spec, local_shape
 
 
-def report_of(plan: Plan, partitioned: PartitionedGraph | None = None) -> Report:
+def build_report(plan: Plan, partitioned: PartitionedGraph | None = None) -> Report:
     """What there is to show of a plan.
 
     Args:
@@ -58,8 +58,8 @@ def report_of(plan: Plan, partitioned: PartitionedGraph | None = None) -> Report
         step = _Step() if partitioned is None else _step(plan, partitioned)
     if partitioned is None:
         step = dataclasses.replace(step, variables=variables_of(plan, None, None, {}))
-    told = Told(
-        facts=facts_of(plan),
+    told = PlanDiagnosis(
+        facts=build_overview(plan),
         machines=machines_of(plan),
         cost=cost_of(plan),
         layers=step.layers,
@@ -97,7 +97,7 @@ def _tells_of(report: Report, plan: Plan) -> bool:
     facts = dataclasses.replace(report.facts, model="", model_class="")  # known to the report alone
     laid = {variable.path: variable.spec for variable in report.variables if variable.fixed}
     planned = {n: format_spec(v.spec) for n, v in plan.variables.items() if v.spec is not None}
-    own = dataclasses.replace(facts_of(plan), model="", model_class="")
+    own = dataclasses.replace(build_overview(plan), model="", model_class="")
     return (facts, report.cost, laid) == (own, cost_of(plan), planned)
 
 
@@ -105,10 +105,10 @@ def _tells_of(report: Report, plan: Plan) -> bool:
 class _Step:
     """What a plan's graph tells; as in a `Report`."""
 
-    layers: tuple[Layer, ...] = ()
-    variables: tuple[Variable, ...] = ()
+    layers: tuple[LayerSummary, ...] = ()
+    variables: tuple[VariableSummary, ...] = ()
     collectives: tuple[Collective, ...] = ()
-    flows: tuple[Flow, ...] = ()
+    flows: tuple[FlowSummary, ...] = ()
     inputs: tuple[Input, ...] = ()
     planned_ops: dict[str, int] = dataclasses.field(default_factory=dict)
     padding: Padding | None = None
@@ -120,7 +120,7 @@ def _step(plan: Plan, partitioned: PartitionedGraph) -> _Step:
     graph = partitioned.graph
     roles = Roles.of(graph, jit_compile=partitioned.jit_compile)
     roles = dataclasses.replace(roles, wire_dtypes=partitioned.wire_dtypes)
-    nodes = calls_joined(cluster(graph, roles))
+    nodes = merge_repeated_calls(cluster(graph, roles))
     model = plan.layers[0].path if plan.layers else ""
     names = paths_of(nodes.nodes, model, {layer.path for layer in plan.layers[1:]})
     paths = dict(zip(nodes.nodes, names, strict=True))

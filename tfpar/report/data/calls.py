@@ -7,7 +7,7 @@ import networkx as nx
 from tfpar.ir.graph_nodes import GraphNode, NodeGraph
 
 
-def calls_joined(nodes: NodeGraph) -> NodeGraph:
+def merge_repeated_calls(nodes: NodeGraph) -> NodeGraph:
     """The nodes of a graph, those that hold the same weights as one, where the first of them is."""
     first: dict[tuple[str, ...], GraphNode] = {}
     calls: dict[GraphNode, list[GraphNode]] = {}

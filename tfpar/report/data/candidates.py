@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterator
 
 from tfpar.plans import Plan
-from tfpar.report.data.facts import parts_of
-from tfpar.report.data.schema import Candidate
-from tfpar.report.rivals import why
+from tfpar.report.data.overview import parts_of
+from tfpar.report.data.schema import CandidateSummary
+from tfpar.report.rejected_candidates import explain_rejection
 from tfpar.spec.quantities import format_bytes, format_seconds
 
 
-def candidates_of(plan: Plan) -> Iterator[Candidate]:
+def candidates_of(plan: Plan) -> Iterator[CandidateSummary]:
     """The plan, then what else was found or priced, by kind; nothing where it was not priced."""
     if plan.cost is None:
         return
@@ -24,34 +24,34 @@ def candidates_of(plan: Plan) -> Iterator[Candidate]:
     own = plan.trials[0].measured_s if plan.trials else None
     parts = parts_of(plan.cost, step_s)
     fits, bytes_ = plan.fits(limit), plan.cost.memory_bytes
-    yield Candidate("this plan", "plan", plan.cost.seconds, bytes_, fits, "", parts, own)
+    yield CandidateSummary("this plan", "plan", plan.cost.seconds, bytes_, fits, "", parts, own)
     for name, seconds, memory in plan.layouts:
         known = None if memory is None else memory <= limit
         lost = _why(plan.cost.seconds, seconds, memory, limit)
-        yield Candidate(name, "layout", seconds, memory, known, lost)
+        yield CandidateSummary(name, "layout", seconds, memory, known, lost)
     for rival in plan.rivals:
         cost = rival.cost
-        yield Candidate(
+        yield CandidateSummary(
             rival.name,
             "pipeline",
             None if cost is None else cost.seconds,
             None if cost is None else cost.memory_bytes,
             None if cost is None else cost.memory_bytes <= limit,
-            why(rival, plan),
+            explain_rejection(rival, plan),
             () if cost is None else parts_of(cost, step_s),
             measured.get(rival.name),
         )
     for move, seconds, memory, does_fit in plan.attempts:
         lost = _why(plan.cost.seconds, seconds, memory, math.inf if does_fit else 0.0)
-        yield Candidate(move, "move", seconds, memory, does_fit, lost)
+        yield CandidateSummary(move, "move", seconds, memory, does_fit, lost)
     for name, seconds, memory in plan.baselines:
         known = None if memory is None else memory <= limit
-        yield Candidate(name, "baseline", seconds, memory, known)
+        yield CandidateSummary(name, "baseline", seconds, memory, known)
     for trial in plan.trials:
         lost = trial.reason
         if trial.measured_s is not None and own is not None and trial is not plan.trials[0]:
             lost = f"measured {format_seconds(trial.measured_s - own)} slower"
-        yield Candidate(
+        yield CandidateSummary(
             trial.name, "trial", trial.predicted_s, None, None, lost, (), trial.measured_s
         )
 

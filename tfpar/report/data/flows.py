@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from tfpar.ir.graph import Tensor
 from tfpar.ir.graph_nodes import GraphNode, NodeGraph
 from tfpar.ir.roles import FORWARD, Roles
-from tfpar.propagation.partitioned import PartitionedGraph
-from tfpar.report.data.schema import Flow, Input
+from tfpar.propagation.partitioned_graph import PartitionedGraph
+from tfpar.report.data.schema import FlowSummary, Input
 from tfpar.report.variables import placement_text
 from tfpar.spec import Mesh, Spec, format_spec
 
@@ -18,7 +18,7 @@ def flows_of(
     nodes: NodeGraph,
     roles: Roles,
     paths: Mapping[GraphNode, str],
-) -> Iterator[Flow]:
+) -> Iterator[FlowSummary]:
     """The tensors, handles of variables aside, that a layer reads of another going forward."""
     for reader in nodes.nodes:
         wanted: dict[Tensor, dict[str, None]] = {}
@@ -31,7 +31,7 @@ def flows_of(
                 if source not in (None, reader) and tensor.dtype != "resource":
                     wanted.setdefault(tensor, {})[format_spec(spec)] = None
         for tensor, specs in wanted.items():
-            yield Flow(
+            yield FlowSummary(
                 source=paths[nodes.node_of[tensor.op]],
                 target=paths[reader],
                 tensor=tensor.name,

@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from tfpar.cost.op_compute import flops
 from tfpar.cost.patterns import patterns
-from tfpar.cost.work import flops
 from tfpar.ir.graph_nodes import GraphNode, NodeGraph
 from tfpar.ir.model_layers import ModelLayer
 from tfpar.ir.roles import FORWARD, PHASES, Roles
 from tfpar.ir.traits import CONSTANTS
 from tfpar.plans import Plan
-from tfpar.propagation.partitioned import PartitionedGraph
-from tfpar.report.data.schema import ByPhase, BytesByKind, Layer, Repeat
-from tfpar.report.data.shares import Shares
+from tfpar.propagation.partitioned_graph import PartitionedGraph
+from tfpar.report.data.attribution import LayerAttribution
+from tfpar.report.data.schema import ByPhase, BytesByKind, LayerSummary, Repeat
 from tfpar.report.variables import placement_text
 from tfpar.spec.quantities import format_bytes, format_seconds
 
@@ -29,11 +29,11 @@ def layers_of(
     paths: Mapping[GraphNode, str],
     repeats: Mapping[GraphNode, Repeat],
     stages: Sequence[int | None],
-    shares: Shares,
-) -> tuple[Layer, ...]:
+    shares: LayerAttribution,
+) -> tuple[LayerSummary, ...]:
     """A layer for each GraphNode, in the order of the model."""
     known = {layer.path: layer for layer in plan.layers}
-    found: list[Layer] = []
+    found: list[LayerSummary] = []
     of_first: dict[tuple[int, int], tuple[str, ...]] = {}
     for row, node in enumerate(nodes.nodes):
         repeat = repeats.get(node)
@@ -68,17 +68,17 @@ def _layer(
     known: ModelLayer,
     repeat: Repeat | None,
     stage: int | None,
-    shares: Shares,
+    shares: LayerAttribution,
     row: int,
     lines: tuple[str, ...],
-) -> Layer:
+) -> LayerSummary:
     rules, specs = partitioned.prepared.rules, partitioned.variable_specs
     work = {op: flops(op, rules[op]) for op in node.ops if op in rules}
     forward = [op for op in node.ops if roles.phase[op] == FORWARD] or node.ops
     computing = [op for op in forward if op.type not in CONSTANTS] or forward
     placements = {placement_text(specs[weight], plan.mesh) for weight in node.weights}
     split = "; ".join(sorted(placements - {"replicated"}))
-    return Layer(
+    return LayerSummary(
         path=known.path,
         class_name=known.class_name,
         source=known.source,

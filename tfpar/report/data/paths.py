@@ -25,7 +25,7 @@ def paths_of(nodes: Sequence[GraphNode], model: str, layers: Container[str] = ()
         model: the name of the model, which paths may begin with; may be empty.
         layers: paths of the model's layers. Ops of a layer that has no weights are called by it.
     """
-    known = known_paths(nodes)
+    known = index_paths(nodes)
     holders = {path for own in known.values() for path in _upwards(own)}
     found: list[str] = []
     taken: Counter[str] = Counter()
@@ -39,7 +39,7 @@ def paths_of(nodes: Sequence[GraphNode], model: str, layers: Container[str] = ()
     return found
 
 
-def known_paths(nodes: Iterable[GraphNode]) -> dict[str, str]:
+def index_paths(nodes: Iterable[GraphNode]) -> dict[str, str]:
     """By scope, the path of each that holds weights, and of those around it."""
     known: dict[str, str] = {}
     for node in nodes:

@@ -6,16 +6,24 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from tfpar.cost.staged import StagedCost
+from tfpar.cost.pipeline_cost import PipelineCost
 from tfpar.pipeline.tasks import Task
-from tfpar.plans import Plan, PlannedStages
-from tfpar.report.data.schema import Layer, Pipeline, Ran, ScheduleTime, Sent, Stage, Variable
+from tfpar.plans import PipelinePlan, Plan
+from tfpar.report.data.schema import (
+    LayerSummary,
+    PipelineSummary,
+    ScheduleTime,
+    Stage,
+    TaskSummary,
+    TransferSummary,
+    VariableSummary,
+)
 from tfpar.report.pipeline import schedule_text
 
 
 def pipeline_of(
-    plan: Plan, variables: Sequence[Variable], layers: Sequence[Layer]
-) -> Pipeline | None:
+    plan: Plan, variables: Sequence[VariableSummary], layers: Sequence[LayerSummary]
+) -> PipelineSummary | None:
     """The stages of a plan; None: there is one.
 
     Args:
@@ -26,7 +34,7 @@ def pipeline_of(
         return None
     groups, actors = stages.groups(plan.mesh.size), stages.schedule.actors
     cost = stages.cost
-    return Pipeline(
+    return PipelineSummary(
         schedule=schedule_text(stages),
         actors=groups,
         actor_of_stage=tuple(actors[stage] for stage in range(stages.num_stages)),
@@ -48,11 +56,11 @@ def pipeline_of(
 
 
 def _stage(
-    stages: PlannedStages,
+    stages: PipelinePlan,
     stage: int,
     ranks: tuple[int, ...],
-    variables: Sequence[Variable],
-    layers: Sequence[Layer],
+    variables: Sequence[VariableSummary],
+    layers: Sequence[LayerSummary],
 ) -> Stage:
     names = [layer.path for layer in layers if layer.stage == stage and layer.weights]
     if not layers:
@@ -77,22 +85,22 @@ def _stage(
     )
 
 
-def _tasks(cost: StagedCost, actors: Sequence[int]) -> tuple[Ran, ...]:
+def _tasks(cost: PipelineCost, actors: Sequence[int]) -> tuple[TaskSummary, ...]:
     found = []
     for start, end, text in cost.tasks:
         task = Task.parse(text)
         micro = None if task.kind == "U" else task.micro
-        found.append(Ran(start, end, actors[task.stage], task.stage, task.kind, micro))
+        found.append(TaskSummary(start, end, actors[task.stage], task.stage, task.kind, micro))
     for start, end, stage in cost.reductions:
-        found.append(Ran(start, end, actors[stage], stage, "R", None))
+        found.append(TaskSummary(start, end, actors[stage], stage, "R", None))
     return tuple(sorted(found, key=lambda ran: (ran.start, ran.actor)))
 
 
-def _sent(sent: tuple[float, float, str, int, float]) -> Sent:
+def _sent(sent: tuple[float, float, str, int, float]) -> TransferSummary:
     start, end, text, target, num_bytes = sent
     task = Task.parse(text)
     micro = None if task.kind == "U" else task.micro
-    return Sent(start, end, task.stage, target, micro, num_bytes)
+    return TransferSummary(start, end, task.stage, target, micro, num_bytes)
 
 
 def _first_and_last(names: Sequence[str]) -> str:

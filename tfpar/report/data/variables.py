@@ -12,8 +12,8 @@ from tfpar.ir.graph_nodes import GraphNode, NodeGraph
 from tfpar.ir.traits import HANDED_ON
 from tfpar.plans import Plan, PlannedVariable
 from tfpar.propagation.follow import followed_weights
-from tfpar.propagation.partitioned import PartitionedGraph, Reshard
-from tfpar.report.data.schema import Option, Use, Variable
+from tfpar.propagation.partitioned_graph import PartitionedGraph, Reshard
+from tfpar.report.data.schema import Option, Use, VariableSummary
 from tfpar.report.variables import placement_text, shard_bytes, variable_bytes, variable_specs
 from tfpar.spec import Mesh, Replicate, Spec, format_spec, local_shape
 
@@ -26,7 +26,7 @@ def variables_of(
     partitioned: PartitionedGraph | None,
     nodes: NodeGraph | None,
     paths: Mapping[GraphNode, str],
-) -> tuple[Variable, ...]:
+) -> tuple[VariableSummary, ...]:
     """All variables of the plan, in its order.
 
     Args:
@@ -48,12 +48,12 @@ def _variable(
     spec: Spec | None,
     layer: str | None,
     uses: _Uses | None,
-) -> Variable:
+) -> VariableSummary:
     stages = plan.stages
     laid = None if spec is None else local_shape(planned.shape, spec, plan.mesh)
     known = {} if uses is None else uses.of(path, planned)
     why = known.pop("why", planned.why or ("" if spec is None else "fixed by the plan"))
-    return Variable(
+    return VariableSummary(
         path=path,
         layer=layer,
         kind="weight" if planned.trainable else "state",

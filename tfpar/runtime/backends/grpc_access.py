@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from tfpar.distributed.job import Job
 from tfpar.launch import environment as names
-from tfpar.launch.network import is_local, is_loopback, sources_towards
+from tfpar.launch.host_network import is_local, is_loopback, sources_towards
 from tfpar.runtime.backends.peer_filter import PeerFilter
 from tfpar.spec import TfparError
 

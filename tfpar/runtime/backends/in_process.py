@@ -16,9 +16,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfpar.ir.graph import DType, Op, Tensor
-from tfpar.rewrite.differing import taken_by_bodies
 from tfpar.rewrite.local_graph import LocalProgram
 from tfpar.rewrite.programs import Group, ProgramSet
+from tfpar.rewrite.rank_dependence import find_body_inputs
 from tfpar.rewrite.reshard import COLLECTIVE_TYPES
 from tfpar.rewrite.transfers import Channel, channels_of
 from tfpar.runtime.backends.linker import Linker, link_function
@@ -91,7 +91,7 @@ def _variable_holders(program: LocalProgram, devices: Sequence[str]) -> list[tup
     resources are used only where they lie.
     """
     ranks = tuple(range(program.mesh.size))
-    own = taken_by_bodies(program.graph)
+    own = find_body_inputs(program.graph)
     hosts = [*map(host_of, devices)]
     return [
         ranks

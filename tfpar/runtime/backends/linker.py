@@ -12,9 +12,9 @@ import numpy as np
 
 from tfpar.ir.graph import DType, Op, Tensor
 from tfpar.ir.traits import ON_HOST, VARIABLE_READS
-from tfpar.rewrite.differing import DIFFERS
 from tfpar.rewrite.local_graph import TASK, LocalProgram
 from tfpar.rewrite.programs import Group, ProgramSet
+from tfpar.rewrite.rank_dependence import DIFFERS
 from tfpar.rewrite.reshard import COLLECTIVE_TYPES, ONCE
 from tfpar.runtime.backends.tasks import TaskFunction, link_task
 from tfpar.runtime.bodies import BodyWriter, has_bodies

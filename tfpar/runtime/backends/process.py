@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpar.ir.graph import DType, Op, Tensor
-from tfpar.launch.beacon import Reached
+from tfpar.launch.beacon import TaskProgress
 from tfpar.rewrite.local_graph import LocalProgram
 from tfpar.rewrite.programs import Group, ProgramSet
 from tfpar.rewrite.reshard import ONCE
@@ -16,7 +16,7 @@ from tfpar.rewrite.transfers import channels_of
 from tfpar.runtime.backends.linker import Linker, link_function
 from tfpar.runtime.backends.progress import Progress, task_of
 from tfpar.runtime.backends.transport import Connections, Transport
-from tfpar.runtime.backends.wire import Operand, Wire
+from tfpar.runtime.backends.wire import Wire, WireOperand
 from tfpar.runtime.function_def import FunctionWriter, RegisteredFunction, serialize_attrs
 from tfpar.spec import Spec
 
@@ -64,7 +64,7 @@ class ProcessProgram:
         progress = [self._progress.handle] if self._progress else []
         return self.function([*progress, *inputs, *own, *self._constants])
 
-    def reached(self) -> Reached | None:
+    def reached(self) -> TaskProgress | None:
         """The task of a pipeline that the step is at; any thread may ask while it runs."""
         return self._progress.reached() if self._progress else None
 
@@ -134,7 +134,7 @@ class _Linker(Linker):
         group = tuple(self.group[rank] for rank in ranks)
         edges, wire, dtype = self.edges[self.rank], self._wire, op.inputs[0].dtype
         shape_on = self.program.shape_on
-        operands = [Operand(edges[t], shape_on(self.rank, t)) for t in op.inputs if t in edges]
+        operands = [WireOperand(edges[t], shape_on(self.rank, t)) for t in op.inputs if t in edges]
         if op.type == "AllReduce":
             sources = [edge for edge, _ in operands]
             results = wire.all_reduce(op.name, sources, dtype, op.attrs["reduction"], group)
@@ -157,7 +157,7 @@ class _Linker(Linker):
         channel, (tensor,) = channels_of(op, self.group)[self.rank], op.inputs
         if channel is not None:
             shape = self.program.shape_on(self.rank, tensor)
-            operand = Operand(self.edges[self.rank][tensor], shape)
+            operand = WireOperand(self.edges[self.rank][tensor], shape)
             sent = self._wire.send(operand, tensor.dtype, channel, self._awaited(op))
             self.nodes[self.rank][op] = sent
 

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpar.ir.graph import DType, Op
-from tfpar.launch.beacon import Reached
+from tfpar.launch.beacon import TaskProgress
 from tfpar.rewrite.local_graph import TASK, LocalProgram
 from tfpar.runtime.function_def import FunctionWriter, const_attrs, serialize_attrs
 from tfpar.variables.handles import plain_variable
@@ -30,7 +30,7 @@ class Progress:
     def __init__(self) -> None:
         with tf.init_scope(), tf.device("CPU:0"):
             self._variable = plain_variable(tf.constant(0, tf.int64))
-        self._stands_for: list[Reached | None] = [None]
+        self._stands_for: list[TaskProgress | None] = [None]
         self._last: tuple[str, str] | None = None  # call, and its task
 
     @classmethod
@@ -43,7 +43,7 @@ class Progress:
         """The variable's; what a function is given as its argument `progress`."""
         return self._variable.handle
 
-    def reached(self) -> Reached | None:
+    def reached(self) -> TaskProgress | None:
         """The task that the program is at; None before the first. Any thread may ask."""
         at = tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=tf.int64)
         return self._stands_for[int(at)]
@@ -63,21 +63,21 @@ class Progress:
         """
         before = [self._last[0]] if self._last else []  # in a new round it need not wait for that
         nodes = [*dict.fromkeys([*control, *before])]
-        waits = self._assign(f"{call}/waits", Reached(task, "waits"), nodes)
+        waits = self._assign(f"{call}/waits", TaskProgress(task, "waits"), nodes)
         made = dict.fromkeys(
             node for node, _, output in (e.partition(":") for e in edges) if output
         )
         self._last = call, task
-        return self._assign(f"{call}/runs", Reached(task, "runs"), [waits, *made])
+        return self._assign(f"{call}/runs", TaskProgress(task, "runs"), [waits, *made])
 
     def end(self) -> None:
         """Announce that the last task has ended, once it has."""
         if self._last is not None:
             call, task = self._last
-            node = self._assign(f"{call}/done", Reached(task, "done"), [call])
+            node = self._assign(f"{call}/done", TaskProgress(task, "done"), [call])
             self._writer.effect(node)
 
-    def _assign(self, name: str, reached: Reached, control: Sequence[str]) -> str:
+    def _assign(self, name: str, reached: TaskProgress, control: Sequence[str]) -> str:
         device = self._variable.device
         value = const_attrs(np.int64(len(self._stands_for)), "int64")
         self._stands_for.append(reached)

@@ -40,7 +40,7 @@ Group = tuple[int, ...]
 Shape = tuple[int, ...]
 
 
-class Operand(NamedTuple):
+class WireOperand(NamedTuple):
     """A tensor that a collective moves, with its shape on this rank."""
 
     edge: str
@@ -138,7 +138,7 @@ class Wire:
     # --- transfers -----------------------------------------------------------------
 
     def send(
-        self, operand: Operand, dtype: str, channel: Channel, control: Sequence[str] = ()
+        self, operand: WireOperand, dtype: str, channel: Channel, control: Sequence[str] = ()
     ) -> str:
         """The node that sends a tensor, which begins after the nodes `control`."""
         edge, empty = operand.edge, 0 in operand.shape
@@ -166,7 +166,12 @@ class Wire:
     # --- several operands as one -------------------------------------------------
 
     def all_gathers(
-        self, name: str, operands: Sequence[Operand], dtype: str, dims: Sequence[int], group: Group
+        self,
+        name: str,
+        operands: Sequence[WireOperand],
+        dtype: str,
+        dims: Sequence[int],
+        group: Group,
     ) -> list[str]:
         """`all_gather` of each operand along its dim, in one."""
         if len(operands) == 1:
@@ -180,7 +185,7 @@ class Wire:
     def reduce_scatters(
         self,
         name: str,
-        operands: Sequence[Operand],
+        operands: Sequence[WireOperand],
         dtype: str,
         reduction: str,
         dims: Sequence[int],
@@ -197,7 +202,7 @@ class Wire:
     def all_to_alls(
         self,
         name: str,
-        operands: Sequence[Operand],
+        operands: Sequence[WireOperand],
         dtype: str,
         split_dims: Sequence[int],
         concat_dims: Sequence[int],
@@ -212,15 +217,20 @@ class Wire:
         return self._joined(name, done, [shape for _, shape in blocks], dtype, concat_dims)
 
     def _blocks(
-        self, name: str, operands: Sequence[Operand], dtype: str, dims: Sequence[int], parts: int
-    ) -> list[Operand]:
+        self,
+        name: str,
+        operands: Sequence[WireOperand],
+        dtype: str,
+        dims: Sequence[int],
+        parts: int,
+    ) -> list[WireOperand]:
         """Each operand's blocks along its dim, stacked in a new leading dim."""
         found = []
         for i, (operand, dim) in enumerate(zip(operands, dims, strict=True)):
             edge = self._stack(f"{name}/{i}", operand.edge, dtype, dim, parts)
             block = list(operand.shape)
             block[dim] //= parts
-            found.append(Operand(edge, (parts, *block)))
+            found.append(WireOperand(edge, (parts, *block)))
         return found
 
     def _joined(
@@ -233,7 +243,7 @@ class Wire:
             for i, (e, dim, shape) in enumerate(zip(stacked, dims, shapes, strict=True))
         ]
 
-    def _beside(self, name: str, operands: Sequence[Operand], dtype: str) -> str:
+    def _beside(self, name: str, operands: Sequence[WireOperand], dtype: str) -> str:
         """Operands of as many rows side by side, each as a matrix: row i is for, or of, rank i."""
         flat = [
             self._reshape(f"{name}/{i}/flat", edge, (shape[0], math.prod(shape[1:])), dtype)

@@ -31,7 +31,7 @@ KEPT_INSTANCES = 3
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Folded:
+class FoldedGraph:
     """A graph with fewer layers.
 
     Attributes:
@@ -75,7 +75,7 @@ class _Grown:
     apart: list[list[Op]]
 
 
-def fold(graph: Graph, repeats: Sequence[RepeatedBlock], signatures: Signatures) -> Folded:
+def fold(graph: Graph, repeats: Sequence[RepeatedBlock], signatures: Signatures) -> FoldedGraph:
     """Fold every block with more than three instances; copies the graph in any case."""
     position = {op: i for i, op in enumerate(graph.ops)}
     grown = grow(graph, repeats, signatures, position)
@@ -229,7 +229,7 @@ def _beside(
 # --- folding ---------------------------------------------------------------------------
 
 
-def _fold(graph: Graph, grown: Sequence[_Grown], position: Mapping[Op, int]) -> Folded | None:
+def _fold(graph: Graph, grown: Sequence[_Grown], position: Mapping[Op, int]) -> FoldedGraph | None:
     """The folded graph, or None if leaving out the instances would close a cycle."""
     home: dict[Op, tuple[_Grown, int, int]] = {}  # op -> repeat, instance, place in it
     kept: dict[int, list[int]] = {}  # repeat -> instances that stay
@@ -303,7 +303,7 @@ def _finish(
     ordered: Sequence[Op],
     times: Mapping[Op, int],
     kept: Mapping[int, Sequence[int]],
-) -> Folded:
+) -> FoldedGraph:
     """The folded graph of the copies that are left, and which variables stand for which."""
     handles = graph.variable_of()
     result = Graph(functions=graph.functions)
@@ -360,4 +360,6 @@ def _finish(
     instances = [
         [copies[op] for op in repeat.instances[i]] for repeat in grown for i in kept[id(repeat)]
     ]
-    return Folded(result, repeated, twins, groups, block_of, copies, rows, stands_for, instances)
+    return FoldedGraph(
+        result, repeated, twins, groups, block_of, copies, rows, stands_for, instances
+    )

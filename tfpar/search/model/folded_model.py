@@ -11,17 +11,17 @@ from tfpar.ir.graph_nodes import NodeGraph, cluster
 from tfpar.ir.roles import Roles
 from tfpar.ir.shared_subgraphs import Signatures, prune_graph, repeated_blocks
 from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned import Anchors, Decision, PartitionedGraph
-from tfpar.propagation.prepared import PreparedGraph, prepare
+from tfpar.propagation.partitioned_graph import Anchors, Decision, PartitionedGraph
+from tfpar.propagation.prepared_graph import PreparedGraph, prepare
 from tfpar.search.meshes import LogicalMesh
-from tfpar.search.model.fold import Folded, fold
-from tfpar.search.pricing.work import Work
+from tfpar.search.model.fold import FoldedGraph, fold
+from tfpar.search.pricing.pricing_counters import PricingCounters
 from tfpar.search.problem import Problem
-from tfpar.spec import Mesh, Shard, Spec, replicated
+from tfpar.spec import Mesh, Shard, Spec, replicated_spec
 
 
 @dataclasses.dataclass
-class Statistics(Work):
+class TapStatistics(PricingCounters):
     """What a search did; see `benchmarks/search.py`.
 
     Attributes:
@@ -47,7 +47,9 @@ def folded_model(problem: Problem, min_duplicate: int) -> FoldedModel:
         if graph_key not in made:
             made[graph_key] = FoldedModel.of(problem, min_duplicate)
         model = made[graph_key]
-        counts = dataclasses.replace(model.statistics, candidates=0, valid=0, **vars(Work()))
+        counts = dataclasses.replace(
+            model.statistics, candidates=0, valid=0, **vars(PricingCounters())
+        )
         own[min_duplicate] = dataclasses.replace(model, statistics=counts)
     return own[min_duplicate]
 
@@ -64,11 +66,11 @@ class FoldedGraphs(dict[tuple[Hashable, ...], "FoldedModel"]):
 class FoldedModel:
     """What does not depend on the mesh."""
 
-    folded: Folded
+    folded: FoldedGraph
     prepared: PreparedGraph
     roles: Roles
     nodes: NodeGraph
-    statistics: Statistics
+    statistics: TapStatistics
     _data_parallel: dict[tuple[int, frozenset[Op]], Mapping[Op, Decision]] = dataclasses.field(
         default_factory=dict
     )
@@ -89,7 +91,7 @@ class FoldedModel:
         if roles.kernels is not None:  # of the model: where blocks are left out, others read
             kernels = {folded.copies.get(op, op): part for op, part in roles.kernels.items()}
             folded_roles = dataclasses.replace(folded_roles, kernels=kernels)
-        statistics = Statistics(
+        statistics = TapStatistics(
             ops=len(graph.ops),
             nodes=len(nodes.nodes),
             weighted_nodes=len(nodes.weighted()),
@@ -108,7 +110,7 @@ class FoldedModel:
             variables=variables,
             inputs=[logical.input_spec(t in batched) for t in graph.inputs],
             tensors={name: given.spec for name, given in problem.tensors.items()},
-            outputs=[replicated(logical.mesh.num_axes)] * len(graph.outputs),
+            outputs=[replicated_spec(logical.mesh.num_axes)] * len(graph.outputs),
         )
 
     def batched(self, problem: Problem) -> frozenset[Tensor]:
@@ -118,7 +120,7 @@ class FoldedModel:
 
     def on_one_device(self) -> PartitionedGraph:
         """The folded graph with nothing split."""
-        graph, whole = self.prepared.graph, replicated(1)
+        graph, whole = self.prepared.graph, replicated_spec(1)
         anchors = Anchors(
             variables={v.name: whole for v in graph.variables},
             inputs=[whole] * len(graph.inputs),
@@ -128,7 +130,7 @@ class FoldedModel:
 
     def data_parallel_anchors(self, fed: frozenset[Op]) -> Anchors:
         """What is fixed where what is `fed`, and only that, is split over the ranks of one axis."""
-        graph, whole = self.prepared.graph, replicated(1)
+        graph, whole = self.prepared.graph, replicated_spec(1)
         return Anchors(
             variables={v.name: whole for v in graph.variables},
             inputs=[(Shard(0),) if t.op in fed else whole for t in graph.inputs],

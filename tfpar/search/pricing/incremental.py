@@ -2,7 +2,7 @@
 
 The graph is cut into segments, contiguous runs of ops. Propagating through one
 segment reads some specs from outside of it and gives specs, reshards and their price; both are
-remembered (`outcomes`), so the same surroundings give the same outcome without a run. When the
+remembered (`fragment_memo`), so the same surroundings give the same outcome without a run. When the
 specs of some weights change, segments that read what changed are looked up again, in order, until
 nothing changes: by construction that is what `propagate` would have given for the whole graph.
 """
@@ -13,20 +13,27 @@ import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from tfpar.cost.cost import Cost
-from tfpar.cost.pricer import Pricer, Stored
+from tfpar.cost.pricer import Pricer, VariableBytes
 from tfpar.cost.terms import Terms
 from tfpar.ir.graph import Op, Tensor, Variable
 from tfpar.propagation.engine import Whole, begin, lay_outputs, run_segment, with_lists_whole
 from tfpar.propagation.follow import followed_spec
-from tfpar.propagation.partitioned import Anchors
-from tfpar.propagation.prepared import PreparedGraph
-from tfpar.search.pricing.fixed import lay_fixed
-from tfpar.search.pricing.idle import idle_splits, why_idle
+from tfpar.propagation.partitioned_graph import Anchors
+from tfpar.propagation.prepared_graph import PreparedGraph
+from tfpar.search.pricing.fragment_memo import (
+    ABSENT,
+    Change,
+    FragmentMemo,
+    FragmentOutcome,
+    Seen,
+    step_between,
+)
+from tfpar.search.pricing.fragments import border_tensors, closed_segments, weight_of_values
+from tfpar.search.pricing.invariant_ops import propagate_invariant_ops
 from tfpar.search.pricing.ledger import Ledger
-from tfpar.search.pricing.outcomes import ABSENT, Change, Outcome, Outcomes, Seen, step_between
-from tfpar.search.pricing.segments import border_tensors, closed_segments, weight_of_values
-from tfpar.search.pricing.work import Work
-from tfpar.spec import Mesh, Spec, SpecError, canonical, replicated
+from tfpar.search.pricing.pricing_counters import PricingCounters
+from tfpar.search.pricing.redundant_splits import find_redundant_splits, why_idle
+from tfpar.spec import Mesh, Spec, SpecError, canonical, replicated_spec
 
 
 class IncrementalPricer:
@@ -49,7 +56,7 @@ class IncrementalPricer:
         pricer: Pricer,
         state_ratio: float | None = None,
         judged: Collection[Variable] | None = None,
-        work: Work | None = None,
+        work: PricingCounters | None = None,
     ) -> None:
         self.prepared = prepared
         self.graph = prepared.graph
@@ -57,11 +64,11 @@ class IncrementalPricer:
         self.anchors = anchors
         self.pricer = pricer
         self.state_ratio = state_ratio
-        self.work = work or Work()
-        self.nothing = Outcome({}, pricer.zero())
-        self.replicated = replicated(mesh.num_axes)
+        self.work = work or PricingCounters()
+        self.nothing = FragmentOutcome({}, pricer.zero())
+        self.replicated = replicated_spec(mesh.num_axes)
         self.start = begin(prepared, mesh, anchors)
-        fixed = lay_fixed(self.start)
+        fixed = propagate_invariant_ops(self.start)
         self.fixed_terms = pricer.zero()
         pricer.add_ops(self.fixed_terms, self.start.result)
         self.initial: dict[Tensor, Spec | None] = dict(self.start.specs)
@@ -83,8 +90,8 @@ class IncrementalPricer:
 
     def _forget(self) -> None:
         count = len(self.segments) + 1  # the last one lays the graph's outputs
-        self.outcomes = [Outcomes() for _ in range(count)]
-        self.current: list[Outcome | None] = [None] * count
+        self.outcomes = [FragmentMemo() for _ in range(count)]
+        self.current: list[FragmentOutcome | None] = [None] * count
         self.made: dict[Tensor, tuple[int, Spec | None]] = {}
         self.readers: dict[Tensor, set[int]] = {}
         self.dirty = list(range(count))
@@ -92,8 +99,8 @@ class IncrementalPricer:
         self.terms = self.fixed_terms.copy()
         self.shared: dict[Change, int] = {}  # reshards, by how many segments want them
         self.gathering: set[int] = set()  # segments with idle splits
-        self.stored: dict[Variable, Stored] = {}
-        self.total = Stored()
+        self.stored: dict[Variable, VariableBytes] = {}
+        self.total = VariableBytes()
         for variable in self.graph.variables:
             self._resize(variable)
 
@@ -147,7 +154,7 @@ class IncrementalPricer:
                 found[op] = why_idle(variable, self.weight_spec(variable), axis, op, self.mesh)
         return found
 
-    def outcomes_with(self, variables: Iterable[Variable]) -> Mapping[int, Outcome | None]:
+    def outcomes_with(self, variables: Iterable[Variable]) -> Mapping[int, FragmentOutcome | None]:
         """What the segments give that read some of `variables`, by their number."""
         found = (self.readers.get(v.handle, ()) for v in variables)
         return {at: self.current[at] for readers in found for at in readers}
@@ -183,7 +190,7 @@ class IncrementalPricer:
         """Keep account of what a rank stores of `variable`."""
         spec = self.weight_spec(variable)
         stored = self.pricer.stored_bytes(variable, spec, self.state_ratio)
-        before = self.stored.get(variable, Stored())
+        before = self.stored.get(variable, VariableBytes())
         self.stored[variable] = stored
         self.total = self.total.plus(stored.minus(before))
 
@@ -202,7 +209,7 @@ class IncrementalPricer:
             return tensor in self.variable_of
         return self.segment_of.get(tensor.op, -1) < at
 
-    def _outcome(self, at: int) -> Outcome:
+    def _outcome(self, at: int) -> FragmentOutcome:
         known = self.outcomes[at]
         self.work.looked_up += 1
         outcome = known.find(at, self.made, self.initial)
@@ -214,7 +221,7 @@ class IncrementalPricer:
             known.note(ledger.read, outcome)
         return outcome
 
-    def _run(self, at: int, ledger: Ledger) -> Outcome:
+    def _run(self, at: int, ledger: Ledger) -> FragmentOutcome:
         """Propagate through one segment."""
         ops = self.segments[at] if at < len(self.segments) else ()
         self.work.segments_run += 1
@@ -230,7 +237,7 @@ class IncrementalPricer:
             else:
                 lay_outputs(state)
         except SpecError as error:
-            return Outcome({}, terms, error=str(error))
+            return FragmentOutcome({}, terms, error=str(error))
         others = []
         for reshard in result.reshards:
             if reshard.tensor in self.border:
@@ -242,10 +249,10 @@ class IncrementalPricer:
         self.pricer.add_ops(terms, result)
         writes = {t: s for t, s in ledger.items() if t in self.border}
         phase = self.pricer.roles.phase
-        idle = idle_splits(result.decisions, ledger, phase, self.weight_of, self.judged)
-        return Outcome(writes, terms, tuple(others), tuple(idle))
+        idle = find_redundant_splits(result.decisions, ledger, phase, self.weight_of, self.judged)
+        return FragmentOutcome(writes, terms, tuple(others), tuple(idle))
 
-    def _exchange(self, at: int, before: Outcome | None, after: Outcome) -> None:
+    def _exchange(self, at: int, before: FragmentOutcome | None, after: FragmentOutcome) -> None:
         """Put `after` in the place of `before`: prices, specs, and who must look again."""
         step = after.steps.get(before)
         if step is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from tfpar.ir.graph import Tensor
-from tfpar.search.pricing.outcomes import ABSENT, Seen
+from tfpar.search.pricing.fragment_memo import ABSENT, Seen
 from tfpar.spec import Spec
 
 

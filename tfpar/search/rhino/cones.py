@@ -1,14 +1,14 @@
 """Cones, merged by dynamic programming (Rhino §4.3.2, the bottom of its three levels).
 
 Most ops of a model stand in a chain: one tensor comes in, one op reads what comes out. Whatever
-is chosen at the ends of a chain, what is best between them follows: `merge` puts a table of its
-costs in the chain's place, one entry for each pair of choices at its ends. What is left are the
-cone roots, at which several tensors meet or part. A cone's other nodes are the chains into it.
+is chosen at the ends of a chain, what is best between them follows: `eliminate_chains` puts a table
+of its costs in the chain's place, one entry for each pair of choices at its ends. What is left are
+the cone roots, at which several tensors meet or part. A cone's other nodes are the chains into it.
 
 §4.3.2 fixes a chain by the choice of its root alone. Here it is fixed by both ends, and only where
-one choice is best for both totals that the cost of a network (`network`) is the larger of: without
-the late work, and with it. So nothing is lost: a solution of what is left, with the chains filled
-in, is a solution of the whole.
+one choice is best for both totals that the cost of a network (`cost_network`) is the larger of:
+without the late work, and with it. So nothing is lost: a solution of what is left, with the chains
+filled in, is a solution of the whole.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tfpar.search.rhino.network import Moves, Network, Node
+from tfpar.search.rhino.cost_network import CostNetwork, DecisionNode, ReshardCosts
 
 _NEAR = 1e-12
 """Totals that differ by so much of themselves are equal."""
@@ -34,7 +34,7 @@ class _Merged:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Roots:
+class ReducedNetwork:
     """A network without its chains.
 
     Attributes:
@@ -42,7 +42,7 @@ class Roots:
         nodes: the number that each of its nodes has in the network that was merged.
     """
 
-    network: Network
+    network: CostNetwork
     nodes: Sequence[int]
     _merged: Sequence[_Merged]
     _size: int
@@ -57,13 +57,13 @@ class Roots:
         return found
 
 
-def merge(network: Network) -> Roots:
-    """`network` without the nodes that stand in chains."""
+def eliminate_chains(network: CostNetwork) -> ReducedNetwork:
+    """`cost_network` without the nodes that stand in chains."""
     return _Merging(network).run()
 
 
 class _Merging:
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: CostNetwork) -> None:
         self.network = network
         self.seconds = [node.seconds.copy() for node in network.nodes]
         self.late = [node.late.copy() for node in network.nodes]
@@ -71,12 +71,12 @@ class _Merging:
         self.tables: dict[int, dict[int, tuple[np.ndarray, np.ndarray]]] = {
             i: {} for i in range(len(network.nodes))
         }
-        self.shared: list[Moves] = []
+        self.shared: list[ReshardCosts] = []
         self.pinned: set[int] = set()
         for moves in network.moves:
             self._add(moves)
 
-    def _add(self, moves: Moves) -> None:
+    def _add(self, moves: ReshardCosts) -> None:
         others = moves.nodes() - {moves.source}
         if len(moves.readers) > 1:
             self.shared.append(moves)
@@ -98,7 +98,7 @@ class _Merging:
         self.tables[one][other] = seconds, late
         self.tables[other][one] = seconds.T, late.T
 
-    def run(self) -> Roots:
+    def run(self) -> ReducedNetwork:
         merged: list[_Merged] = []
         waiting = [i for i in self.tables if i not in self.pinned]
         gone: set[int] = set()
@@ -114,7 +114,7 @@ class _Merging:
                 gone.add(node)
                 waiting += [n for n in neighbours if n not in self.pinned]
         kept = [i for i in self.tables if i not in gone]
-        return Roots(self._left(kept), kept, merged, len(self.tables))
+        return ReducedNetwork(self._left(kept), kept, merged, len(self.tables))
 
     def _merge(self, node: int, neighbours: tuple[int, ...]) -> _Merged | None:
         """Merge `node` into what lies between its neighbours, if one choice is always best."""
@@ -144,11 +144,13 @@ class _Merging:
             self.late[neighbours[0]] += late
         return _Merged(node, neighbours, best)
 
-    def _left(self, kept: Sequence[int]) -> Network:
+    def _left(self, kept: Sequence[int]) -> CostNetwork:
         place = {node: i for i, node in enumerate(kept)}
-        nodes = [Node(self.network.nodes[i].name, self.seconds[i], self.late[i]) for i in kept]
+        nodes = [
+            DecisionNode(self.network.nodes[i].name, self.seconds[i], self.late[i]) for i in kept
+        ]
         moves = [
-            Moves(
+            ReshardCosts(
                 place[m.source],
                 m.made,
                 tuple((place[n], needs) for n, needs in m.readers),
@@ -161,5 +163,7 @@ class _Merging:
             for other, (seconds, late) in self.tables[one].items():
                 if one < other:
                     rows, columns = map(np.arange, seconds.shape)
-                    moves.append(Moves(place[one], rows, ((place[other], columns),), seconds, late))
-        return Network(nodes, moves)
+                    moves.append(
+                        ReshardCosts(place[one], rows, ((place[other], columns),), seconds, late)
+                    )
+        return CostNetwork(nodes, moves)

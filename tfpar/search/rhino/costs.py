@@ -1,8 +1,8 @@
 """What the strategies of a space cost: its network (Rhino §4.2).
 
 Here is the product of `relu(x @ kernel)`, 64 rows times 1024 by 1024, on two slow devices (its
-strategies are those of `space`). A node costs what its ops take, and what reducing their results
-takes, if they are not kept as they are made:
+strategies are those of `axis_space`). A node costs what its ops take, and what reducing their
+results takes, if they are not kept as they are made:
 
     MatMul     R,R -> R  134.2 ms    S(0),R -> S(0)  67.1 ms    S(1),S(0) -> P(sum)  67.1 ms    ...
 
@@ -32,11 +32,11 @@ from tfpar.cost.terms import Terms
 from tfpar.ir.graph import Op, Tensor
 from tfpar.ir.roles import BACKWARD, When
 from tfpar.ir.traits import REFERENCES
-from tfpar.propagation.partitioned import Reshard
+from tfpar.propagation.partitioned_graph import Reshard
+from tfpar.search.rhino.axis_space import AxisStrategySpace
 from tfpar.search.rhino.axis_strategy import AxisStrategy
-from tfpar.search.rhino.network import Moves, Network, Node
-from tfpar.search.rhino.space import Space
-from tfpar.spec import Mesh, Replicate, Spec, SpecError, replicated
+from tfpar.search.rhino.cost_network import CostNetwork, DecisionNode, ReshardCosts
+from tfpar.spec import Mesh, Replicate, Spec, SpecError, replicated_spec
 
 
 class Gradients(enum.Enum):
@@ -49,19 +49,19 @@ class Gradients(enum.Enum):
 
 
 _Way = tuple[int, np.ndarray, tuple[tuple[int, np.ndarray], ...]]
-"""Of a tensor the source, what it is made as, and the readers, as of `Moves`."""
+"""Of a tensor the source, what it is made as, and the readers, as of `ReshardCosts`."""
 
 STAYS, CANNOT = 0, 1
 """The numbers of two moves: of what need not be moved, and of what cannot be."""
 
 
 class Costs:
-    """What the strategies of `space` cost, and moving tensors between them.
+    """What the strategies of `axis_space` cost, and moving tensors between them.
 
     All of it is found out once, as terms: every network of the space is made of these.
     """
 
-    def __init__(self, space: Space) -> None:
+    def __init__(self, space: AxisStrategySpace) -> None:
         self.space = space
         self.pricer = Pricer(space.mesh, space.problem.cluster, space.model.roles)
         self._distinct = [self.pricer.zero().vector] * 2  # the terms of moves, by their numbers
@@ -70,12 +70,14 @@ class Costs:
         self._nodes = [self._strategy_terms(*node) for node in nodes]
         self._moves = self._all_moves()
 
-    def network(self, gradients: Gradients = Gradients.HIDDEN, surcharge_s: float = 0.0) -> Network:
+    def network(
+        self, gradients: Gradients = Gradients.HIDDEN, surcharge_s: float = 0.0
+    ) -> CostNetwork:
         """What the strategies cost, and moving tensors between them.
 
         Args:
             surcharge_s: seconds that each collective counts beside what it takes
-                (`search.simplest`).
+                (`search.tie_breaking`).
         """
         sizes = [len(terms) for terms, _ in self._nodes]
         terms = np.concatenate([terms for terms, _ in self._nodes])
@@ -84,12 +86,13 @@ class Costs:
         late[np.isinf(seconds)] = 0.0
         parts = (np.split(costs, np.cumsum(sizes)[:-1]) for costs in (seconds, late))
         nodes = [
-            Node(ops[0].name, *costs) for ops, *costs in zip(self.space.nodes, *parts, strict=True)
+            DecisionNode(ops[0].name, *costs)
+            for ops, *costs in zip(self.space.nodes, *parts, strict=True)
         ]
         seconds, late = self._seconds_and_late(np.array(self._distinct), gradients, surcharge_s)
         seconds[CANNOT] = np.inf
         moves = [
-            Moves(
+            ReshardCosts(
                 source,
                 made,
                 readers,
@@ -98,7 +101,7 @@ class Costs:
             )
             for (source, made, readers), tables in self._moves
         ]
-        return Network(nodes, moves)
+        return CostNetwork(nodes, moves)
 
     # --- nodes -------------------------------------------------------------------
 
@@ -250,7 +253,7 @@ class Costs:
                     reading.setdefault((node, needs.tobytes()), (node, needs))
         if is_output:
             # An output of the graph is wanted whole: its maker stands for whoever reads it.
-            whole = needed.setdefault(replicated(space.mesh.num_axes), len(needed))
+            whole = needed.setdefault(replicated_spec(space.mesh.num_axes), len(needed))
             reading[source, b"output"] = source, np.full(len(made), whole)
         if not reading:
             return None
@@ -298,9 +301,11 @@ class Costs:
         return len(self._distinct) - 1
 
 
-def with_split(space: Space, network: Network, names: Collection[str]) -> Network:
-    """`network` in which the variables of these names have to be split (§4.4); those that cannot be
-    stay as they are."""
+def with_split(
+    space: AxisStrategySpace, network: CostNetwork, names: Collection[str]
+) -> CostNetwork:
+    """`cost_network` in which the variables of these names have to be split (§4.4); those that
+    cannot be stay as they are."""
     if not names:
         return network
     nodes = list(network.nodes)
@@ -312,4 +317,4 @@ def with_split(space: Space, network: Network, names: Collection[str]) -> Networ
             if not all(whole):
                 seconds = np.where(whole, np.inf, nodes[number].seconds)
                 nodes[number] = dataclasses.replace(nodes[number], seconds=seconds)
-    return Network(nodes, network.moves)
+    return CostNetwork(nodes, network.moves)

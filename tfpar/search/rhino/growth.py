@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from tfpar.cost.work import flops
+from tfpar.cost.op_compute import flops
 from tfpar.ir.graph import Op, Tensor
 from tfpar.ir.traits import FREE
 from tfpar.propagation.decide import may_carry, may_split
 from tfpar.propagation.deferral import is_product
 from tfpar.propagation.factors import split_of
-from tfpar.propagation.prepared import PreparedGraph
+from tfpar.propagation.prepared_graph import PreparedGraph
 from tfpar.rules.rule import PLAIN, Dims
 from tfpar.search.deadline import Deadline
 from tfpar.search.rhino.axis_strategy import AxisSplit, axis_strategy_of, carrying

@@ -30,12 +30,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from tfpar.search.deadline import Deadline
-from tfpar.search.rhino.network import Moves, Network
+from tfpar.search.rhino.cost_network import CostNetwork, ReshardCosts
 from tfpar.search.solver import (
     RELATIVE_GAP,
-    Answer,
     LinearProgram,
-    Outcome,
+    SolverResult,
+    SolveStatus,
     minimise,
     minimise_or,
 )
@@ -62,7 +62,7 @@ class NoSolution(Exception):
         self.timed_out = timed_out
 
 
-def solve_network(network: Network, deadline: Deadline | None = None) -> Solution:
+def solve_network(network: CostNetwork, deadline: Deadline | None = None) -> Solution:
     """The choices that cost least; or, with their gap, the best found before `PROGRAM_SECONDS` or
     the deadline are over, which is then cut short.
 
@@ -76,7 +76,7 @@ def solve_network(network: Network, deadline: Deadline | None = None) -> Solutio
     return program.solution(minimise(program.stated(), deadline), deadline)
 
 
-def solve_nearly(network: Network, deadline: Deadline | None = None) -> list[Solution]:
+def solve_nearly(network: CostNetwork, deadline: Deadline | None = None) -> list[Solution]:
     """Choices that cost about the least.
 
     The relaxation of the program says how much of late work counts: the dual of (E). With so much
@@ -114,7 +114,7 @@ class _Program:
         has_late: some late work may be left over, so that there is a column E, the last.
     """
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: CostNetwork) -> None:
         self.network = network
         self.num_columns = self.num_rows = 0
         self._costs: list[tuple[np.ndarray, np.ndarray]] = []
@@ -169,7 +169,7 @@ class _Program:
         """The states that `node` may be in, and which of them each choice is that is allowed."""
         return np.unique(states[self.chosen[node] >= 0], return_inverse=True)
 
-    def _moves(self, moves: Moves) -> None:
+    def _moves(self, moves: ReshardCosts) -> None:
         left, made = self._states(moves.source, moves.made)
         reads = []
         wanted = np.zeros(moves.seconds.shape, int)  # by how many readers
@@ -238,12 +238,12 @@ class _Program:
         seconds, late = map(np.concatenate, zip(*self._costs, strict=True))
         return np.append(self.scale * (seconds + exposed * late), [0.0] * self.has_late)
 
-    def solution(self, answer: Answer, deadline: Deadline) -> Solution:
+    def solution(self, answer: SolverResult, deadline: Deadline) -> Solution:
         """The choices that an answer stands for; errors as of `solve_network`."""
         deadline.check()
-        timed_out = answer.outcome is Outcome.NONE_IN_TIME
+        timed_out = answer.outcome is SolveStatus.NONE_IN_TIME
         deadline.cut_short |= timed_out or answer.gap > RELATIVE_GAP
-        if answer.outcome is not Outcome.SOLVED:
+        if answer.outcome is not SolveStatus.SOLVED:
             raise NoSolution(timed_out)
         values = (np.where(columns >= 0, answer.x[columns], -1.0) for columns in self.chosen)
         picks = tuple(int(of_node.argmax()) for of_node in values)

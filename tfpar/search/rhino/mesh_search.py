@@ -12,17 +12,18 @@ from collections.abc import Callable, Iterator, Sequence
 from tfpar.cost.buckets import BUCKET_SIZES
 from tfpar.cost.evaluate import evaluate
 from tfpar.ir.graph import Op
-from tfpar.propagation.partitioned import Anchors
+from tfpar.propagation.partitioned_graph import Anchors
 from tfpar.search.deadline import Deadline
 from tfpar.search.folded_plan import FoldedPlan, count_split
 from tfpar.search.model.folded_model import FoldedModel
 from tfpar.search.problem import Problem
-from tfpar.search.rhino.cones import Roots, merge
+from tfpar.search.rhino.axis_space import AxisConstraints, AxisStrategySpace, Chosen, op_plans
+from tfpar.search.rhino.cones import ReducedNetwork, eliminate_chains
+from tfpar.search.rhino.cost_network import CostNetwork
 from tfpar.search.rhino.costs import Costs, Gradients, with_split
+from tfpar.search.rhino.explicit_ops import find_explicit_ops
 from tfpar.search.rhino.growth import is_compute_intensive
 from tfpar.search.rhino.ilp import NoSolution, Solution, solve_nearly, solve_network
-from tfpar.search.rhino.needed import needed_ops
-from tfpar.search.rhino.network import Network
 from tfpar.search.rhino.segments import (
     critical_ops,
     depths,
@@ -31,10 +32,9 @@ from tfpar.search.rhino.segments import (
     segments,
     solve_by_segments,
 )
-from tfpar.search.rhino.space import Chosen, Given, Space, op_plans
-from tfpar.search.rhino.work import Work
+from tfpar.search.rhino.solver_counters import SolverCounters
 from tfpar.search.solver import RELATIVE_GAP
-from tfpar.spec import Mesh, Shard, replicated
+from tfpar.spec import Mesh, Shard, replicated_spec
 
 EXPOSED_RATIO = 1.005
 """If a step takes this many times as long as its network says, late work is taken to be exposed
@@ -46,7 +46,7 @@ the best of them (empirical: those that made the faster plan took up to 1.2 time
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class SearchStatistics:
     """How large a search was (Rhino, Table 5), and how near to the optimum it came.
 
     Attributes:
@@ -67,22 +67,22 @@ class Report:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class OnMesh(FoldedPlan):
+class MeshShapePlan(FoldedPlan):
     """The plan found on one shape of the mesh, which lays all variables.
 
     Attributes:
-        report: see `Report`.
+        report: see `SearchStatistics`.
     """
 
-    report: Report
+    report: SearchStatistics
 
 
 class Networks:
     """The networks of a space, one for each way to count gradients (`Gradients`)."""
 
-    def __init__(self, space: Space) -> None:
+    def __init__(self, space: AxisStrategySpace) -> None:
         self.space = space
-        self._made: dict[tuple[Gradients, float], Network] = {}
+        self._made: dict[tuple[Gradients, float], CostNetwork] = {}
         times = space.model.roles.times
         weights = [v for v in space.graph.variables if v.trainable]
         num_bytes = sum(v.num_bytes * times.get(v.handle.op, 1) for v in weights)
@@ -93,11 +93,11 @@ class Networks:
     def _costs(self) -> Costs:
         return Costs(self.space)
 
-    def first(self, surcharge_s: float = 0.0) -> Network:
+    def first(self, surcharge_s: float = 0.0) -> CostNetwork:
         """The likeliest of `those`."""
         return next(self.those(surcharge_s))[1]
 
-    def those(self, surcharge_s: float) -> Iterator[tuple[Gradients, Network]]:
+    def those(self, surcharge_s: float) -> Iterator[tuple[Gradients, CostNetwork]]:
         """The networks that may be right, the likeliest first.
 
         Args:
@@ -114,7 +114,7 @@ class Networks:
         self._kinds = [kind]
 
 
-class Search:
+class MeshShapeSearch:
     """The search on one shape of the mesh.
 
     Args:
@@ -138,30 +138,30 @@ class Search:
         prepared = model.prepared
         self.critical = critical_ops(prepared.graph, self._is_intensive)
         count = sum(model.roles.times.get(op, 1) for op in self.critical)
-        self.report = Report(len(problem.graph.ops), count, max(count - 1, 1))
+        self.report = SearchStatistics(len(problem.graph.ops), count, max(count - 1, 1))
         self.deadline = Deadline()
-        self.work = Work()
+        self.work = SolverCounters()
         self.surcharge_s = problem.objective.surcharge_s
         # What was found out, which searches with another surcharge share.
         self._networks: list[tuple[int, Chosen, Networks]] = []
-        self._roots: dict[Network, Roots] = {}
-        self._nearly: dict[Network, list[Solution]] = {}
-        self._found: dict[tuple[Network, int], Solution] = {}
+        self._roots: dict[CostNetwork, ReducedNetwork] = {}
+        self._nearly: dict[CostNetwork, list[Solution]] = {}
+        self._found: dict[tuple[CostNetwork, int], Solution] = {}
 
-    def on_level(self, level: int) -> Search:
+    def on_level(self, level: int) -> MeshShapeSearch:
         """The search on another level; what this one has found out, it knows."""
         other = copy.copy(self)
         other.level = level
         return other
 
-    def counting(self, surcharge_s: float) -> Search:
+    def counting(self, surcharge_s: float) -> MeshShapeSearch:
         """The search in which each collective counts dearer by so many seconds; what this one has
         found out, it knows."""
         other = copy.copy(self)
         other.surcharge_s, other.offer = surcharge_s, None
         return other
 
-    def run(self, deadline: Deadline) -> OnMesh | None:
+    def run(self, deadline: Deadline) -> MeshShapePlan | None:
         """The fastest plan that fits, splitting as few of the largest parameters as will do; None
         if there is none, or none was found in time (then the deadline has cut the search short).
 
@@ -225,7 +225,7 @@ class Search:
             networks = found[0] if len(found) == 1 else min(found, key=self._seconds)
         return networks
 
-    def _starts(self, space: Space, roots: Roots) -> list[Sequence[int]]:
+    def _starts(self, space: AxisStrategySpace, roots: ReducedNetwork) -> list[Sequence[int]]:
         """The decisions along an axis that are worth going on from, the best first, none twice:
         what costs least, as near as is easily found, and data parallelism."""
         found: dict[tuple[int, ...], float] = {}
@@ -237,7 +237,7 @@ class Search:
             return [best]
         return [best, *(o for o in others if found[o] <= PROMISING_RATIO * found[best])]
 
-    def _near(self, space: Space, roots: Roots) -> list[Solution]:
+    def _near(self, space: AxisStrategySpace, roots: ReducedNetwork) -> list[Solution]:
         """What costs least along an axis, or nearly so."""
         network = roots.network
         if network not in self._nearly:
@@ -264,7 +264,9 @@ class Search:
     def networks(self, axis: int, before: Chosen) -> Networks:
         """Those along mesh axis `axis`, the axes before it being decided."""
         given = self._given(axis)
-        space = Space(self.problem, self.model, self.mesh, axis, before, given, self.deadline)
+        space = AxisStrategySpace(
+            self.problem, self.model, self.mesh, axis, before, given, self.deadline
+        )
         return Networks(space)
 
     def _known_networks(self, axis: int, before: Chosen) -> Networks:
@@ -278,23 +280,23 @@ class Search:
         self._networks.append((axis, before, networks))
         return networks
 
-    def _merged(self, network: Network) -> Roots:
+    def _merged(self, network: CostNetwork) -> ReducedNetwork:
         if network not in self._roots:
-            self._roots[network] = merge(network)
+            self._roots[network] = eliminate_chains(network)
         return self._roots[network]
 
-    def _tell(self, space: Space) -> None:
+    def _tell(self, space: AxisStrategySpace) -> None:
         if self.problem.progress is not None:
             along = f"{self.mesh}, along {self.mesh.axis_names[space.axis]}"
             self.problem.progress(along, len(space.nodes))
 
-    def _with_split(self, networks: Networks, split: Sequence[str]) -> OnMesh:
+    def _with_split(self, networks: Networks, split: Sequence[str]) -> MeshShapePlan:
         """The fastest plan that splits the weights called so along the axis of the networks.
 
         Raises:
             NoSolution: the constraints leave none.
         """
-        best: OnMesh | None = None
+        best: MeshShapePlan | None = None
         for kind, network in networks.those(self.surcharge_s):
             narrowed = with_split(networks.space, network, split)
             found, seconds = self._along_last(networks.space, narrowed)
@@ -309,8 +311,10 @@ class Search:
         networks.settle(by)
         return best
 
-    def _along_last(self, space: Space, network: Network) -> tuple[OnMesh, float]:
-        """The plan with the last axis decided by `network`, and what that says it takes."""
+    def _along_last(
+        self, space: AxisStrategySpace, network: CostNetwork
+    ) -> tuple[MeshShapePlan, float]:
+        """The plan with the last axis decided by `cost_network`, and what that says it takes."""
         roots = self._merged(network)
         solution = self._solved(space, roots)
         self._tell(space)
@@ -326,14 +330,14 @@ class Search:
             chosen = self._known_networks(axis, chosen).space.nothing_split()
         return chosen
 
-    def _solved(self, space: Space, roots: Roots) -> Solution:
+    def _solved(self, space: AxisStrategySpace, roots: ReducedNetwork) -> Solution:
         """Choices of the roots, and the gap that they leave."""
         key = roots.network, self.level
         if key not in self._found:
             self._found[key] = self._solution(space, roots)
         return self._found[key]
 
-    def _solution(self, space: Space, roots: Roots) -> Solution:
+    def _solution(self, space: AxisStrategySpace, roots: ReducedNetwork) -> Solution:
         near = min(self._near(space, roots), key=lambda solution: solution.seconds)
         if near.gap <= RELATIVE_GAP or self.deadline.over():
             return near
@@ -350,19 +354,21 @@ class Search:
             return self._by_segments(space, roots, solution)
         return solution
 
-    def _count(self, network: Network) -> None:
+    def _count(self, network: CostNetwork) -> None:
         """Count a program."""
         self.work.programs += 1
         self.work.choices += sum(node.size for node in network.nodes)
 
-    def _without_time(self, space: Space, roots: Roots) -> Solution:
+    def _without_time(self, space: AxisStrategySpace, roots: ReducedNetwork) -> Solution:
         """Data parallelism, if it can be, when the time is over."""
         start = _start(space, roots)
         if math.isfinite(roots.network.cost(start)):
             return Solution(tuple(start), roots.network.cost(start), math.inf)
         return self._by_segments(space, roots)
 
-    def _by_segments(self, space: Space, roots: Roots, known: Solution | None = None) -> Solution:
+    def _by_segments(
+        self, space: AxisStrategySpace, roots: ReducedNetwork, known: Solution | None = None
+    ) -> Solution:
         """The dynamic program over segments, from what costs least of data parallelism, nothing
         split and a `known` solution."""
         critical = set(self.critical)
@@ -394,10 +400,10 @@ class Search:
             gap = max(0.0, 1.0 - (1.0 - known.gap) * known.seconds / max(seconds, 1e-300))
         return Solution(tuple(picks), seconds, gap)
 
-    def found(self, chosen: Chosen, report: Report | None = None) -> OnMesh:
+    def found(self, chosen: Chosen, report: SearchStatistics | None = None) -> MeshShapePlan:
         """The plan in which ops run as `chosen` along all axes."""
         graph = self.model.prepared.graph
-        whole = replicated(self.mesh.num_axes)
+        whole = replicated_spec(self.mesh.num_axes)
         specs = {
             op: tuple(strategy.kept[0] for strategy in strategies)
             for op, strategies in chosen.items()
@@ -415,7 +421,7 @@ class Search:
             outputs=[whole] * len(graph.outputs),
             ops=op_plans(chosen, self.model.prepared),
         )
-        ops, laid = needed_ops(self.model.prepared, self.mesh, anchors)
+        ops, laid = find_explicit_ops(self.model.prepared, self.mesh, anchors)
         cost = evaluate(laid, self.problem.cluster, self.model.roles, self.problem.state_ratio)
         batch = [
             name
@@ -427,21 +433,21 @@ class Search:
         if self.batch_axes is None and not batch and mesh.size > 1 and mesh.shape[1:] == (1,):
             mesh = Mesh(mesh.axis_names[::-1], mesh.shape)  # what splits weights alone is "model"
         num_split = count_split(anchors.variables, given)
-        return OnMesh(mesh, tuple(batch), anchors, cost, num_split, report or self.report)
+        return MeshShapePlan(mesh, tuple(batch), anchors, cost, num_split, report or self.report)
 
-    def _given(self, axis: int) -> Given:
+    def _given(self, axis: int) -> AxisConstraints:
         """What is given along `axis`. With one rank there, a weight is whole also where it is said
         to be split: no op along such an axis is asked whether it reads split weights."""
         fixed = {} if self.mesh.shape[axis] == 1 else self.problem.fixed
         tensors = self.problem.tensors
-        return Given(
+        return AxisConstraints(
             batch=None if self.batch_axes is None else axis in self.batch_axes,
             variables={name: given.spec[axis] for name, given in fixed.items()},
             tensors={n: given.spec[axis] for n, given in tensors.items() if axis < len(given.spec)},
         )
 
 
-def _start(space: Space, roots: Roots) -> list[int]:
+def _start(space: AxisStrategySpace, roots: ReducedNetwork) -> list[int]:
     """Data parallelism, as choices of the roots."""
     picks = space.data_parallel_picks()
     return [picks[i] for i in roots.nodes]

@@ -2,7 +2,7 @@
 
 For every shape of the mesh, its axes are decided one after another (`mesh_search`): along each,
 every op has a few strategies (`growth`), what they cost and what moves between them is a cost
-network (`space`), and chains of it are merged (`cones`). The rest is an integer linear program
+network (`axis_space`), and chains of it are merged (`cones`). The rest is an integer linear program
 (`ilp`). Level 2 relaxes it, and where that is not integer goes through the segments between
 critical nodes by dynamic programming (`segments`); level 3 goes on from there, and solves the
 programs of meshes that may still be the fastest. Where the plan stores too much, the largest
@@ -19,20 +19,20 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
 from tfpar.cost.evaluate import evaluate
 from tfpar.ir.collection import collection_paused
-from tfpar.plans import Plan, PricedPlan
+from tfpar.plans import Plan, PricedCandidate
 from tfpar.propagation.engine import propagate
 from tfpar.search.deadline import Deadline
-from tfpar.search.folded_plan import FoldedPlan, assemble
+from tfpar.search.folded_plan import FoldedPlan, unfold_plan
 from tfpar.search.meshes import shapes
 from tfpar.search.model.folded_model import FoldedModel, folded_model
 from tfpar.search.problem import Problem
-from tfpar.search.rhino.alternatives import alternatives
-from tfpar.search.rhino.mesh_search import OnMesh, Report, Search
-from tfpar.search.rhino.work import Work
-from tfpar.search.simplest import baselines, fastest, simplest, surcharge
+from tfpar.search.rhino.mesh_search import MeshShapePlan, MeshShapeSearch, SearchStatistics
+from tfpar.search.rhino.solver_counters import SolverCounters
+from tfpar.search.rhino.spec_options import price_spec_options
 from tfpar.search.solver import RELATIVE_GAP
+from tfpar.search.tie_breaking import baselines, collective_penalty, fastest, pick_simplest
 from tfpar.spec import PlanError, TimeLimitError
-from tfpar.spec.arguments import one_of
+from tfpar.spec.arguments import check_choice
 
 LEVELS = (2, 3)
 
@@ -59,11 +59,11 @@ class RhinoPlanner:
     """
 
     level: int = 3
-    report: Report = dataclasses.field(default_factory=Report)
-    work: Work = dataclasses.field(default_factory=Work)
+    report: SearchStatistics = dataclasses.field(default_factory=SearchStatistics)
+    work: SolverCounters = dataclasses.field(default_factory=SolverCounters)
 
     def __post_init__(self) -> None:
-        self.level = one_of("level", self.level, LEVELS)
+        self.level = check_choice("level", self.level, LEVELS)
 
     @property
     def name(self) -> str:
@@ -87,7 +87,7 @@ class RhinoPlanner:
             problem.offer(functools.partial(self._first, problem, model), None)
             offer = functools.partial(self._offer, problem, model)
         meshes = shapes(problem.meshes)
-        searches = [Search(problem, model, *mesh, 2, offer=offer) for mesh in meshes]
+        searches = [MeshShapeSearch(problem, model, *mesh, 2, offer=offer) for mesh in meshes]
         results = _side_by_side(searches, deadline)
         if self.level == 3:
             results = _solved(searches, results, problem, deadline)
@@ -102,23 +102,25 @@ class RhinoPlanner:
         best = fastest(found, problem)
         self.report = best.report
         candidates: list[FoldedPlan] = [*found, *_plainer(problem, model, best)]
-        more_s = surcharge(best, problem)
+        more_s = collective_penalty(best, problem)
         if more_s and not deadline.over():
             search = next(s for s, found in zip(searches, results, strict=True) if found is best)
             (simpler,) = _side_by_side([search.counting(more_s)], deadline)
             if simpler is not None:
                 candidates.append(simpler)
-        self.work = sum((search.work for search in searches), Work())
-        taken = simplest(candidates, problem)
+        self.work = sum((search.work for search in searches), SolverCounters())
+        taken = pick_simplest(candidates, problem)
         until = Deadline(min(ALTERNATIVES_S, deadline.left))
-        return assemble(
+        return unfold_plan(
             problem,
             model,
             taken,
             self.name,
-            alternatives=alternatives(problem, model, taken.mesh, taken.anchors, taken.cost, until),
+            alternatives=price_spec_options(
+                problem, model, taken.mesh, taken.anchors, taken.cost, until
+            ),
             elsewhere=[
-                PricedPlan(str(f.mesh), f.cost.seconds, f.cost.memory_bytes)
+                PricedCandidate(str(f.mesh), f.cost.seconds, f.cost.memory_bytes)
                 for f in found
                 if f.mesh.shape != taken.mesh.shape
             ],
@@ -128,14 +130,14 @@ class RhinoPlanner:
 
     def _offer(self, problem: Problem, model: FoldedModel, found: FoldedPlan) -> None:
         assert problem.offer is not None
-        make = functools.partial(assemble, problem, model, found, self.name)
+        make = functools.partial(unfold_plan, problem, model, found, self.name)
         problem.offer(make, found.cost)
 
     def _first(self, problem: Problem, model: FoldedModel) -> Plan | None:
         """What there is before anything is found: data parallelism, or near it."""
         mesh = shapes(problem.meshes)[0]
-        found = Search(problem, model, *mesh, self.level).run(Deadline(0.0))
-        return None if found is None else assemble(problem, model, found, self.name)
+        found = MeshShapeSearch(problem, model, *mesh, self.level).run(Deadline(0.0))
+        return None if found is None else unfold_plan(problem, model, found, self.name)
 
 
 def _plainer(problem: Problem, model: FoldedModel, best: FoldedPlan) -> Iterator[FoldedPlan]:
@@ -150,11 +152,11 @@ def _plainer(problem: Problem, model: FoldedModel, best: FoldedPlan) -> Iterator
 
 
 def _solved(
-    searches: Sequence[Search],
-    results: Sequence[OnMesh | None],
+    searches: Sequence[MeshShapeSearch],
+    results: Sequence[MeshShapePlan | None],
     problem: Problem,
     deadline: Deadline,
-) -> list[OnMesh | None]:
+) -> list[MeshShapePlan | None]:
     """What searches of level 2 have found, with that of level 3 where it may be the fastest: where
     the gap is larger than what the mesh is behind by. What looks fastest comes first."""
     solved = list(results)
@@ -169,7 +171,9 @@ def _solved(
     return solved
 
 
-def _side_by_side(searches: Sequence[Search], deadline: Deadline) -> list[OnMesh | None]:
+def _side_by_side(
+    searches: Sequence[MeshShapeSearch], deadline: Deadline
+) -> list[MeshShapePlan | None]:
     """What the searches find, in threads: the solver works beside Python; all else takes turns.
 
     If one fails, or Ctrl-C comes, nobody waits for the others: they see soon that they are given

@@ -33,10 +33,10 @@ import numpy as np
 
 from tfpar.ir.graph import Graph, Op
 from tfpar.search.deadline import Deadline
-from tfpar.search.rhino.cones import merge
+from tfpar.search.rhino.cones import eliminate_chains
+from tfpar.search.rhino.cost_network import CostNetwork, DecisionNode, ReshardCosts
 from tfpar.search.rhino.ilp import NoSolution, solve_network
-from tfpar.search.rhino.network import Moves, Network, Node
-from tfpar.search.rhino.tables import TooLarge, best_for_each
+from tfpar.search.rhino.tables import TooLarge, solve_by_elimination
 
 
 def critical_ops(graph: Graph, is_intensive: Callable[[Op], bool]) -> list[Op]:
@@ -133,7 +133,7 @@ class _Path:
 
 
 def neighbourhoods(
-    network: Network, weights: Iterable[int], intensive: Collection[int]
+    network: CostNetwork, weights: Iterable[int], intensive: Collection[int]
 ) -> list[list[int]]:
     """For each of the nodes `weights`, the nodes that have to agree on how it lies.
 
@@ -158,7 +158,7 @@ def neighbourhoods(
 
 
 def solve_by_segments(
-    network: Network,
+    network: CostNetwork,
     cuts: Sequence[Sequence[Segment]],
     start: Sequence[int],
     deadline: Deadline | None = None,
@@ -190,7 +190,7 @@ def solve_by_segments(
 
 
 def top_level(
-    network: Network,
+    network: CostNetwork,
     cuts: Sequence[Sequence[Segment]],
     exposed: float,
     start: Sequence[int],
@@ -225,17 +225,19 @@ def top_level(
 
 
 class _TopLevel:
-    def __init__(self, network: Network, exposed: float, deadline: Deadline) -> None:
+    def __init__(self, network: CostNetwork, exposed: float, deadline: Deadline) -> None:
         self.deadline = deadline
         zero = np.zeros
-        nodes = [Node(n.name, n.seconds + exposed * n.late, zero(n.size)) for n in network.nodes]
+        nodes = [
+            DecisionNode(n.name, n.seconds + exposed * n.late, zero(n.size)) for n in network.nodes
+        ]
         moved = [
             dataclasses.replace(m, seconds=m.seconds + exposed * m.late, late=zero(m.late.shape))
             for m in network.moves
         ]
-        self.network = Network(nodes, moved)
+        self.network = CostNetwork(nodes, moved)
         self.known: dict[tuple[int, ...], tuple[int, ...]] = {}
-        self.of_node: list[list[Moves]] = [[] for _ in nodes]
+        self.of_node: list[list[ReshardCosts]] = [[] for _ in nodes]
         for moves in moved:
             for node in moves.nodes():
                 self.of_node[node].append(moves)
@@ -287,7 +289,7 @@ class _TopLevel:
             around[node] = -1
         network = self._program(free, around)
         try:
-            seconds, best = min(best_for_each(network, len(free) - 1))
+            seconds, best = min(solve_by_elimination(network, len(free) - 1))
         except TooLarge:
             return now
         return best if seconds < network.cost(now) * (1 - EQUAL_COST_RATIO) else now
@@ -313,27 +315,27 @@ class _TopLevel:
                     whole[node] = pick
                 yield picks[-1], _Path(tuple(whole), path.seconds + seconds)
 
-    def _program(self, free: Sequence[int], picks: Sequence[int]) -> Network:
+    def _program(self, free: Sequence[int], picks: Sequence[int]) -> CostNetwork:
         """The network of `free`, with others as picked (-1: not yet there)."""
         place = {node: i for i, node in enumerate(free)}
         seconds = [self.network.nodes[node].seconds.copy() for node in free]
         moves = {id(m): m for node in free for m in self.of_node[node]}
-        left: list[Moves] = []
+        left: list[ReshardCosts] = []
         for m in moves.values():
             self._reduce(m, place, picks, seconds, left)
         nodes = [
-            Node(self.network.nodes[n].name, s, np.zeros(len(s)))
+            DecisionNode(self.network.nodes[n].name, s, np.zeros(len(s)))
             for n, s in zip(free, seconds, strict=True)
         ]
-        return Network(nodes, left)
+        return CostNetwork(nodes, left)
 
     def _reduce(
         self,
-        moves: Moves,
+        moves: ReshardCosts,
         place: Mapping[int, int],
         picks: Sequence[int],
         seconds: list[np.ndarray],
-        left: list[Moves],
+        left: list[ReshardCosts],
     ) -> None:
         """Charge what `moves` cost, some of its nodes being decided already.
 
@@ -363,17 +365,18 @@ class _TopLevel:
 
 def _from_outside(
     row: np.ndarray, readers: tuple[tuple[int, np.ndarray], ...], choices: int
-) -> Moves:
+) -> ReshardCosts:
     """What several readers pay together for a tensor whose state is decided already.
 
-    A `Moves` needs a source: the first reader is put there, with the same state for all choices.
+    A `ReshardCosts` needs a source: the first reader is put there, with the same state for all
+    choices.
     """
     made = np.zeros(choices, dtype=int)
-    return Moves(readers[0][0], made, readers, row[None, :], np.zeros((1, len(row))))
+    return ReshardCosts(readers[0][0], made, readers, row[None, :], np.zeros((1, len(row))))
 
 
 def _best_for_each(
-    network: Network, each: bool, deadline: Deadline
+    network: CostNetwork, each: bool, deadline: Deadline
 ) -> list[tuple[float, tuple[int, ...]]]:
     """For each choice of the last node, the least that the network costs, and the picks.
 
@@ -381,22 +384,22 @@ def _best_for_each(
     """
     last = len(network.nodes) - 1
     try:
-        return best_for_each(network, last)
+        return solve_by_elimination(network, last)
     except TooLarge:
         choices = range(network.nodes[last].size) if each else (None,)
         return [_solved(network, last, choice, deadline) for choice in choices]
 
 
 def _solved(
-    network: Network, last: int, choice: int | None, deadline: Deadline
+    network: CostNetwork, last: int, choice: int | None, deadline: Deadline
 ) -> tuple[float, tuple[int, ...]]:
     """The best picks by an integer program, the last node's being `choice` if that is given."""
     nodes = list(network.nodes)
     if choice is not None:
         only = np.where(np.arange(nodes[last].size) == choice, nodes[last].seconds, np.inf)
         nodes[last] = dataclasses.replace(nodes[last], seconds=only)
-    narrowed = Network(nodes, network.moves)
-    roots = merge(narrowed)
+    narrowed = CostNetwork(nodes, network.moves)
+    roots = eliminate_chains(narrowed)
     try:
         picks = tuple(
             roots.all_picks(solve_network(roots.network, deadline).picks if roots.nodes else ())

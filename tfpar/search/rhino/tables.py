@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tfpar.search.rhino.network import Moves, Network
+from tfpar.search.rhino.cost_network import CostNetwork, ReshardCosts
 
 MAX_ENTRIES = 2**18
 """Entries of a table beyond which the integer program is faster."""
@@ -30,7 +30,7 @@ _Merged = tuple[int, tuple[int, ...], np.ndarray]
 """A node that was merged, its neighbours, and its best choice for each combination of theirs."""
 
 
-def best_for_each(network: Network, node: int) -> list[tuple[float, tuple[int, ...]]]:
+def solve_by_elimination(network: CostNetwork, node: int) -> list[tuple[float, tuple[int, ...]]]:
     """For each choice of `node` the least that the network costs with it, and the picks.
 
     Late work counts as nothing.
@@ -99,7 +99,7 @@ def _sum(tables: Sequence[Table], nodes: tuple[int, ...], sizes: Sequence[int]) 
     return total
 
 
-def _table(moves: Moves, sizes: Sequence[int]) -> Table:
+def _table(moves: ReshardCosts, sizes: Sequence[int]) -> Table:
     """What a tensor costs, by the choices of its source and all its readers."""
     nodes = tuple(sorted(moves.nodes()))
     shape = [sizes[n] for n in nodes]

@@ -3,11 +3,11 @@
     assign(graph, num_stages) -> Assignment
 
 No stage takes more than the average and a tolerance; where stages differ in pace, each takes its
-own seconds (`paces`). Where units are too large for that, none takes more than in the best cut of
-the units in their order. Where it is known what devices have room for (`rooms`), no assignment is
-looked at that does not fit. What sends least of the units in the order that they have is found at
-once (`in_order`). Where they have others too, a small program looks for something better (`ilp`);
-of a large one, that order is what is used.
+own seconds (`slowdowns`). Where units are too large for that, none takes more than in the best cut
+of the units in their order. Where it is known what devices have room for (`memory_budget`), no
+assignment is looked at that does not fit. What sends least of the units in the order that they have
+is found at once (`chain_dp`). Where they have others too, a small program looks for something
+better (`stage_ilp`); of a large one, that order is what is used.
 
 Stages that take alike may have to be cut where much is sent. If a link takes longer for that than
 any stage computes (`links`), they may take less alike, and what takes the shortest step is used.
@@ -20,12 +20,12 @@ import math
 
 from tfpar.search.deadline import Deadline
 from tfpar.search.stages.bounds import SLACK, Bounds, balanced_bounds, fixed_bounds
-from tfpar.search.stages.cuts import Stages, best_cut, levelled
-from tfpar.search.stages.ilp import SOLVER_SLACK, fastest_stages, least_sent
-from tfpar.search.stages.in_order import is_chain, least_sent_in_order
-from tfpar.search.stages.links import Links
-from tfpar.search.stages.paces import Paces, average_seconds, read_paces
-from tfpar.search.stages.rooms import NothingFits, Rooms
+from tfpar.search.stages.chain_dp import is_chain, minimize_chain_traffic
+from tfpar.search.stages.links import StageLinks
+from tfpar.search.stages.memory_budget import InfeasibleAssignment, MemoryBudget
+from tfpar.search.stages.order_partition import Stages, partition_order, rebalance
+from tfpar.search.stages.slowdowns import Paces, balanced_seconds, normalize_slowdowns
+from tfpar.search.stages.stage_ilp import SOLVER_SLACK, minimize_bottleneck, minimize_traffic
 from tfpar.search.stages.units import UnitGraph
 from tfpar.spec.arguments import finite, integer
 
@@ -72,8 +72,8 @@ def assign(
     num_stages: int,
     *,
     paces: Paces | None = None,
-    rooms: Rooms | None = None,
-    links: Links | None = None,
+    rooms: MemoryBudget | None = None,
+    links: StageLinks | None = None,
     tolerance: float = TOLERANCE,
     deadline: Deadline | None = None,
 ) -> Assignment:
@@ -81,7 +81,7 @@ def assign(
     could have taken, one whose stages take more alike.
 
     Args:
-        paces: of stages (`paces`); by default all alike.
+        paces: of stages (`slowdowns`); by default all alike.
         rooms: what the devices of stages can hold; None: everything.
         links: between the devices of stages; None: what is sent takes no time.
         tolerance: by how much, relative to the average, a stage may take longer.
@@ -90,48 +90,52 @@ def assign(
     Raises:
         ArgumentError: paces that are not one for each stage, or not above 0.
         PlanError: there are more stages than units, or what is fixed leaves no assignment; it is
-            a NothingFits if only `rooms` leave none, or none was found in time.
+            a NothingFits if only `memory_budget` leave none, or none was found in time.
         SearchStopped: the search was given up meanwhile.
     """
     integer("num_stages", num_stages, 1)
     finite("tolerance", tolerance)
-    deadline, paces = deadline or Deadline(), read_paces(paces, num_stages)
+    deadline, paces = deadline or Deadline(), normalize_slowdowns(paces, num_stages)
     bounds = fixed_bounds(graph, num_stages)
     if rooms is not None and min(rooms.limits) <= 0:
-        raise NothingFits("A stage has no room for any unit, whatever it is.")
+        raise InfeasibleAssignment("A stage has no room for any unit, whatever it is.")
     if rooms is not None and rooms.too_small(graph):
-        raise NothingFits(f"The devices of {num_stages} stages have no room for all units.")
-    start = best_cut(graph, bounds, num_stages, paces, rooms)
+        raise InfeasibleAssignment(
+            f"The devices of {num_stages} stages have no room for all units."
+        )
+    start = partition_order(graph, bounds, num_stages, paces, rooms)
     chain = is_chain(graph, rooms)
     if start is None and not chain and (rooms is None or len(graph.units) * num_stages <= RESCUED):
-        start = fastest_stages(graph, bounds, num_stages, deadline, paces, rooms)
+        start = minimize_bottleneck(graph, bounds, num_stages, deadline, paces, rooms)
     if start is None or (rooms is not None and not rooms.have_room(graph, start)):
-        raise NothingFits(f"The devices of {num_stages} stages have no room for the units of each.")
-    average = average_seconds(graph.seconds, paces)
+        raise InfeasibleAssignment(
+            f"The devices of {num_stages} stages have no room for the units of each."
+        )
+    average = balanced_seconds(graph.seconds, paces)
     slowest = max(graph.stage_seconds(start, paces))
     most_seconds = max(average * (1 + tolerance), slowest)
     gap = 0.0 if chain else math.inf
     deadline.check()
     narrowed: Bounds = balanced_bounds(graph, bounds, num_stages, most_seconds, paces) or bounds
-    stages = least_sent_in_order(graph, bounds, most_seconds * (1 + SLACK), paces, rooms)
+    stages = minimize_chain_traffic(graph, bounds, most_seconds * (1 + SLACK), paces, rooms)
     if stages is None or (rooms is not None and not rooms.have_room(graph, stages)):
         stages = start
     if not chain and len(graph.units) * num_stages**2 <= SOLVED:
-        stages, gap = least_sent(
+        stages, gap = minimize_traffic(
             graph, narrowed, num_stages, most_seconds, stages, deadline, paces, rooms
         )
-    stages = levelled(graph, narrowed, num_stages, stages, paces, rooms)
+    stages = rebalance(graph, narrowed, num_stages, stages, paces, rooms)
     most_seconds *= 1 + SOLVER_SLACK
     best = _assignment(graph, stages, paces, most_seconds, gap)
     if links is None:
         return best
     for looser in LOOSER:
-        if not links.keep(graph, best.stages, paces):
+        if not links.is_link_bound(graph, best.stages, paces):
             break
         # Where a unit alone takes longer than that, what follows it may still stay with it.
         most = max(average * (1 + looser), slowest * (1 + tolerance))
         least = average * (1 - looser)
-        found = least_sent_in_order(graph, bounds, most, paces, rooms, least)
+        found = minimize_chain_traffic(graph, bounds, most, paces, rooms, least)
         if found is not None and (rooms is None or rooms.have_room(graph, found)):
             other = _assignment(graph, found, paces, most, 0.0 if chain else math.inf)
             best = min(best, other, key=lambda a: links.step_seconds(graph, a.stages, paces))

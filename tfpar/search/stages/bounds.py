@@ -14,7 +14,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tfpar.search.stages.paces import Paces, average_seconds, read_paces, shares
+from tfpar.search.stages.slowdowns import (
+    Paces,
+    balanced_seconds,
+    cumulative_throughput,
+    normalize_slowdowns,
+)
 from tfpar.search.stages.units import UnitGraph
 from tfpar.spec import PlanError
 
@@ -81,7 +86,7 @@ def fixed_bounds(graph: UnitGraph, num_stages: int) -> Bounds:
     return bounds
 
 
-def one_for_each(bounds: Bounds, num_stages: int) -> dict[int, int]:
+def seed_each_stage(bounds: Bounds, num_stages: int) -> dict[int, int]:
     """Units by stage, one for each stage as far as there is one.
 
     A stage takes, of the units that can be there, the one that has to be placed first: that
@@ -102,7 +107,7 @@ def one_for_each(bounds: Bounds, num_stages: int) -> dict[int, int]:
 
 
 def _check_none_is_empty(graph: UnitGraph, bounds: Bounds, num_stages: int) -> None:
-    found = one_for_each(bounds, num_stages)
+    found = seed_each_stage(bounds, num_stages)
     empty = [stage for stage in range(num_stages) if stage not in found]
     if empty:
         fixed = ", ".join(f"{u.name!r} in {u.stage}" for u in graph.units if u.stage is not None)
@@ -120,10 +125,10 @@ def balanced_bounds(
     paces: Paces | None = None,
 ) -> Bounds | None:
     """`bounds`, narrowed to where no stage takes more than `most_seconds`; None: there is none."""
-    paces = read_paces(paces, num_stages)
-    if average_seconds(graph.seconds, paces) > most_seconds * (1 + SLACK):
+    paces = normalize_slowdowns(paces, num_stages)
+    if balanced_seconds(graph.seconds, paces) > most_seconds * (1 + SLACK):
         return None
-    up_to, from_end = shares(paces), shares(paces[::-1])
+    up_to, from_end = cumulative_throughput(paces), cumulative_throughput(paces[::-1])
     seconds, ancestors = np.array([unit.seconds for unit in graph.units]), _ancestors(graph)
     before, after = seconds @ ancestors, ancestors @ seconds
     found = []

@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from tfpar.cluster.description import Cluster
 from tfpar.cost.closed_form import pipeline_seconds
 from tfpar.cost.collectives import transfer_seconds
-from tfpar.search.stages.paces import Paces
+from tfpar.search.stages.slowdowns import Paces
 from tfpar.search.stages.units import UnitGraph
 
 
 @dataclasses.dataclass(frozen=True)
-class Links:
+class StageLinks:
     """Where stages run, and how their ranks are joined.
 
     Attributes:
@@ -34,7 +34,7 @@ class Links:
     size: int
     microbatches: int
 
-    def keep(self, graph: UnitGraph, stages: Sequence[int], paces: Paces) -> bool:
+    def is_link_bound(self, graph: UnitGraph, stages: Sequence[int], paces: Paces) -> bool:
         """Whether a microbatch takes longer on a link than on any devices."""
         return max(self._sent(graph, stages).values(), default=0.0) > max(
             self._computed(graph, stages, paces)

@@ -1,6 +1,6 @@
 """What is assigned to stages: units of a model, and what they read of each other.
 
-It says nothing of where units come from: `from_step` makes them from a training step.
+It says nothing of where units come from: `unit_builder` makes them from a training step.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from tfpar.search.stages.paces import Paces
+from tfpar.search.stages.slowdowns import Paces
 from tfpar.spec import ArgumentError
 from tfpar.spec.arguments import finite, integer
 

@@ -11,29 +11,29 @@ from tfpar.cost.cost import Cost
 from tfpar.cost.memory import live_peak
 from tfpar.cost.pricer import Pricer
 from tfpar.ir.graph import Variable
-from tfpar.plans import Alternative
+from tfpar.plans import SpecOption
 from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned import Anchors
+from tfpar.propagation.partitioned_graph import Anchors
 from tfpar.search.at_peak import AtPeak
 from tfpar.search.deadline import Deadline
 from tfpar.search.folded_plan import FoldedPlan
 from tfpar.search.meshes import LogicalMesh
 from tfpar.search.model.folded_model import FoldedModel
+from tfpar.search.pricing.fragment_memo import FragmentOutcome
 from tfpar.search.pricing.incremental import IncrementalPricer
-from tfpar.search.pricing.outcomes import Outcome
 from tfpar.search.problem import Problem
-from tfpar.search.tap.layouts import Layout
-from tfpar.search.tap.routing import pattern_routing
-from tfpar.search.tap.units import (
+from tfpar.search.tap.neighbourhoods import (
     MAX_TOGETHER,
     Candidates,
     Picks,
     adjacent,
     every,
-    in_units,
+    group_units,
     nearby,
 )
-from tfpar.search.weights import Group, resembling, weight_groups
+from tfpar.search.tap.routing import pattern_routing
+from tfpar.search.tap.warm_starts import Layout
+from tfpar.search.weights import WeightGroup, resembling, weight_groups
 from tfpar.spec import Shard, Spec
 
 MAX_CANDIDATES = 1024
@@ -243,7 +243,7 @@ class MeshSearch:
                 else:
                     self._restore(before, key)
 
-    def _around(self, unit: Sequence[Group]) -> Mapping[int, Outcome | None]:
+    def _around(self, unit: Sequence[WeightGroup]) -> Mapping[int, FragmentOutcome | None]:
         """What came of the parts of the graph that read weights of `unit`: as long as that stays,
         these parts feel nothing of what changes elsewhere."""
         return self.plans.outcomes_with(v for group in unit for v in group.variables)
@@ -322,25 +322,25 @@ class MeshSearch:
         live_bytes = self.at_peak.live_bytes(cost)
         self.offer(self._found(dataclasses.replace(cost, live_bytes=live_bytes), picks))
 
-    def units(self) -> list[list[Group]]:
+    def units(self) -> list[list[WeightGroup]]:
         """The groups, in subgraphs small enough to price all plans of each, the largest first.
 
         A block is one unit if it can be, else its parts along the name tree are.
         """
         out = []
-        by_block: dict[int, list[Group]] = {}
+        by_block: dict[int, list[WeightGroup]] = {}
         for group in self.groups:
             by_block.setdefault(self._block(group), []).append(group)
         for block, members in by_block.items():
-            out += in_units(members, MAX_CANDIDATES if block >= 0 else MAX_TOGETHER)
+            out += group_units(members, MAX_CANDIDATES if block >= 0 else MAX_TOGETHER)
         stored = self.plans.stored
         return sorted(out, key=lambda unit: -sum(stored[v][0] for g in unit for v in g.variables))
 
-    def _block(self, group: Group) -> int:
+    def _block(self, group: WeightGroup) -> int:
         """The number of the shared block that the weights belong to; -1 for none."""
         return self.model.folded.block_of.get(group.name, -1)
 
-    def _search(self, unit: Sequence[Group], candidates: Iterable[Picks]) -> None:
+    def _search(self, unit: Sequence[WeightGroup], candidates: Iterable[Picks]) -> None:
         """Price plans of `unit`, the rest as it is; keep the best."""
         best = choice = start = tuple(g.chosen for g in unit)
         priced = self._priced_beside(unit)
@@ -367,12 +367,12 @@ class MeshSearch:
             self.lay(group, pick)
         self.plans.settle()
 
-    def _priced_beside(self, unit: Sequence[Group]) -> dict[Picks, Key]:
+    def _priced_beside(self, unit: Sequence[WeightGroup]) -> dict[Picks, Key]:
         """The plans of `unit` priced so far with the other groups as they are."""
         others = tuple(g.chosen for g in self.groups if g not in unit)
         return self.priced.setdefault((tuple(g.name for g in unit), others), {})
 
-    def alternatives(self) -> dict[str, list[Alternative]]:
+    def alternatives(self) -> dict[str, list[SpecOption]]:
         """By group, its options and the best step priced with each, the rest about as chosen."""
         found = {}
         for unit in self.units():
@@ -382,11 +382,11 @@ class MeshSearch:
                 for picks, key in priced.items():
                     seconds[picks[at]] = min(seconds[picks[at]], key.seconds)
                 found[group.name] = [
-                    Alternative(spec, s) for spec, s in zip(group.options, seconds, strict=True)
+                    SpecOption(spec, s) for spec, s in zip(group.options, seconds, strict=True)
                 ]
         return found
 
-    def lay(self, group: Group, pick: int) -> None:
+    def lay(self, group: WeightGroup, pick: int) -> None:
         """Lay the group's weights as its option number `pick`."""
         for variable in group.variables:
             self.plans.lay(variable, group.options[pick])

@@ -14,16 +14,16 @@ import math
 from collections.abc import Iterator, Sequence
 
 from tfpar.ir.collection import collection_paused
-from tfpar.plans import Alternative, Plan, PricedPlan
+from tfpar.plans import Plan, PricedCandidate, SpecOption
 from tfpar.search.deadline import Deadline
-from tfpar.search.folded_plan import FoldedPlan, assemble
+from tfpar.search.folded_plan import FoldedPlan, unfold_plan
 from tfpar.search.meshes import LogicalMesh
-from tfpar.search.model.folded_model import FoldedModel, Statistics, folded_model
+from tfpar.search.model.folded_model import FoldedModel, TapStatistics, folded_model
 from tfpar.search.problem import Problem
-from tfpar.search.simplest import baselines, fastest, simplest, surcharge
-from tfpar.search.tap.layouts import Layouts, LayoutsByFold, kind_of
 from tfpar.search.tap.mesh_search import INVALID, Key, MeshSearch
-from tfpar.search.tap.units import adjacent, nearby
+from tfpar.search.tap.neighbourhoods import adjacent, nearby
+from tfpar.search.tap.warm_starts import LayoutsByFold, WarmStarts, kind_of
+from tfpar.search.tie_breaking import baselines, collective_penalty, fastest, pick_simplest
 from tfpar.spec import PlanError, TimeLimitError
 
 MAX_TIME_RATIO = 1.15
@@ -55,7 +55,7 @@ class TapPlanner:
 
     min_duplicate: int = 2
     name: str = "tap"
-    statistics: Statistics = dataclasses.field(default_factory=Statistics)
+    statistics: TapStatistics = dataclasses.field(default_factory=TapStatistics)
 
     def solve(self, problem: Problem) -> Plan:
         """The best plan of all meshes; that of data parallelism at the least if time is short.
@@ -73,7 +73,7 @@ class TapPlanner:
         self.statistics = model.statistics
         searches: list[MeshSearch] = []
         offer = None if problem.offer is None else functools.partial(self._offer, problem, model)
-        layouts = problem.of_graphs.of(LayoutsByFold).setdefault(self.min_duplicate, Layouts())
+        layouts = problem.of_graphs.of(LayoutsByFold).setdefault(self.min_duplicate, WarmStarts())
         elsewhere = layouts.elsewhere(problem.meshes[0].mesh.size)
         for logical in _in_order(problem.meshes):
             if searches and deadline.over():
@@ -106,21 +106,21 @@ class TapPlanner:
             raise PlanError(f"No plan is valid under the constraints. The first one: {refused}.")
         best = fastest([*found.values()], problem)
         candidates = [*found.values(), *_baselines(problem, model)]
-        more_s = surcharge(best, problem)
+        more_s = collective_penalty(best, problem)
         if more_s and not deadline.over():
             search = next(s for s, f in found.items() if f is best)
             simpler = search.simplify(more_s)
             if simpler is not None:
                 candidates.append(simpler)
-        taken = simplest(candidates, problem)
-        return assemble(
+        taken = pick_simplest(candidates, problem)
+        return unfold_plan(
             problem,
             model,
             taken,
             self.name,
             alternatives=_alternatives(taken, model, searches),
             elsewhere=[
-                PricedPlan(
+                PricedCandidate(
                     str(search.logical),
                     search.key.seconds,
                     found[search].cost.memory_bytes if search in found else None,
@@ -134,7 +134,7 @@ class TapPlanner:
 
     def _offer(self, problem: Problem, model: FoldedModel, found: FoldedPlan) -> None:
         assert problem.offer is not None
-        make = functools.partial(assemble, problem, model, found, self.name)
+        make = functools.partial(unfold_plan, problem, model, found, self.name)
         problem.offer(make, found.cost)
 
 
@@ -155,10 +155,10 @@ def _baselines(problem: Problem, model: FoldedModel) -> Iterator[FoldedPlan]:
 
 def _alternatives(
     taken: FoldedPlan, model: FoldedModel, searches: Sequence[MeshSearch]
-) -> dict[str, list[Alternative]]:
+) -> dict[str, list[SpecOption]]:
     """What was priced for each variable: on the mesh of `taken`, and the best split elsewhere."""
-    priced: dict[str, list[Alternative]] = {}
-    elsewhere: dict[str, Alternative] = {}
+    priced: dict[str, list[SpecOption]] = {}
+    elsewhere: dict[str, SpecOption] = {}
     for search in searches:
         if _is_on(taken, search.logical):
             priced = search.alternatives()

@@ -31,10 +31,10 @@ from numpy.typing import NDArray
 
 from tfpar.cluster.description import Cluster
 from tfpar.cost.closed_form import pipeline_seconds
-from tfpar.search.three_d.durations import exchange_seconds, packed
-from tfpar.search.three_d.model import Model
-from tfpar.search.three_d.strategy import Strategy
-from tfpar.search.three_d.table import Exchange, Layout
+from tfpar.search.three_d.cost_table import Exchange, Layout
+from tfpar.search.three_d.problem import StrategyProblem
+from tfpar.search.three_d.strategy import Strategy3D
+from tfpar.search.three_d.time_terms import exchange_seconds, packed
 from tfpar.spec import PlanError
 
 
@@ -65,7 +65,7 @@ class AlpaPlan:
     microbatch: int
     seconds: float
 
-    def strategy(self) -> Strategy:
+    def strategy(self) -> Strategy3D:
         """The plan as a strategy, of stages that are alike.
 
         Raises:
@@ -76,14 +76,14 @@ class AlpaPlan:
             raise PlanError(f"Stages of {self} have ranks in different shapes.")
         ((data, tensor),) = shapes
         counts = tuple(len(stage.layers) for stage in self.stages)
-        return Strategy(data, tensor, self.microbatch // data, counts)
+        return Strategy3D(data, tensor, self.microbatch // data, counts)
 
     def __str__(self) -> str:
         stages = " + ".join(f"{len(s.layers)} on {s.data} x {s.tensor}" for s in self.stages)
         return f"{len(self.stages)} stages, microbatches of {self.microbatch}, layers {stages}"
 
 
-def alpa(model: Model, equal: bool = False) -> AlpaPlan:
+def alpa(model: StrategyProblem, equal: bool = False) -> AlpaPlan:
     """The plan that takes least by the objective of the outer level.
 
     Args:
@@ -97,7 +97,7 @@ def alpa(model: Model, equal: bool = False) -> AlpaPlan:
         raise PlanError("Alpa takes all devices to be alike; give it the slowest in place of each.")
     best: AlpaPlan | None = None
     for microbatch in _microbatches(model):
-        stages = Stages(model, microbatch)
+        stages = SubmeshCosts(model, microbatch)
         for some in stages.of_one_shape() if equal else [stages]:
             limit = math.inf if best is None else best.seconds
             best = _best(some, limit) or best
@@ -116,7 +116,7 @@ class _Priced(NamedTuple):
     kept_bytes: float
 
 
-class Stages:
+class SubmeshCosts:
     """What runs of layers take on submeshes: the inner level.
 
     Args:
@@ -127,7 +127,9 @@ class Stages:
         sizes: devices of each submesh: powers of two within a machine, or whole machines.
     """
 
-    def __init__(self, model: Model, microbatch: int, shape: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self, model: StrategyProblem, microbatch: int, shape: tuple[int, int] | None = None
+    ) -> None:
         self.model, self.microbatch, self._shape = model, microbatch, shape
         self.count = model.batch // microbatch
         self._priced: dict[tuple[tuple[tuple[str, int], ...], int], list[_Priced]] = {}
@@ -138,12 +140,12 @@ class Stages:
         if shape is not None:
             self.sizes = [size for size in self.sizes if size == math.prod(shape)]
 
-    def of_one_shape(self) -> Iterator[Stages]:
+    def of_one_shape(self) -> Iterator[SubmeshCosts]:
         """Those whose submeshes all have the same shape, of each that there is."""
         for size in self.sizes:
             if self.model.cluster.size % size == 0:
                 for shape in self._shapes(size):
-                    yield Stages(self.model, self.microbatch, shape)
+                    yield SubmeshCosts(self.model, self.microbatch, shape)
 
     def best(self, layers: range, size: int, in_flight: int) -> tuple[float, AlpaStage | None]:
         """Seconds of a microbatch, its share of the sum of gradients included, and the shape."""
@@ -192,7 +194,7 @@ class Stages:
         return _Priced(seconds + sync, data, tensor, fixed, kept)
 
 
-def _best(stages: Stages, limit: float) -> AlpaPlan | None:
+def _best(stages: SubmeshCosts, limit: float) -> AlpaPlan | None:
     """The outer level, of one microbatch size; None if it takes `limit` or more."""
     layers, devices = len(stages.model.table), stages.model.cluster.size
     most = min(layers, devices)
@@ -258,7 +260,7 @@ def _under(
     return total, runs
 
 
-def _microbatches(model: Model) -> list[int]:
+def _microbatches(model: StrategyProblem) -> list[int]:
     """Sizes of microbatches, of all copies together, that divide the batch."""
     own = {microbatch for _, microbatch in model.table.shapes}
     found = {size * data for size in own for data in range(1, model.cluster.size + 1)}

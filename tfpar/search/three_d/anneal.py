@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from tfpar.search.problem import Progress
-from tfpar.search.three_d.evaluate import Evaluation, Found, lower_bound
-from tfpar.search.three_d.model import Model
-from tfpar.search.three_d.space import Degrees, Point, Space
-from tfpar.search.three_d.strategy import Strategy
+from tfpar.search.three_d.evaluation import Evaluation, StrategySearchResult, lower_bound
+from tfpar.search.three_d.problem import StrategyProblem
+from tfpar.search.three_d.space import ParallelDegrees, StrategyPoint, StrategySpace
+from tfpar.search.three_d.strategy import Strategy3D
 
 ITERATIONS = 500
 """As in the paper's experiments (§5)."""
@@ -33,14 +33,14 @@ steps take one or two."""
 
 
 def anneal(
-    model: Model,
+    model: StrategyProblem,
     *,
     seed: int = 0,
     iterations: int = ITERATIONS,
     seconds: float = math.inf,
-    starts: Iterable[Strategy] = (),
+    starts: Iterable[Strategy3D] = (),
     progress: Progress | None = None,
-) -> Found:
+) -> StrategySearchResult:
     """A good strategy where there are too many to price all of them.
 
     A part of the iterations goes through the degrees, those with the least bound first, on ranks in
@@ -64,7 +64,7 @@ def anneal(
         return time.monotonic() > deadline
 
     rng = random.Random(seed)
-    space = Space(model)
+    space = StrategySpace(model)
     evaluation = Evaluation(space, progress)
     evaluation.add(starts)
     bounds = {degrees: lower_bound(model, degrees) for degrees in space.degrees}
@@ -100,12 +100,12 @@ def anneal(
 
 
 def _begin(
-    space: Space,
-    bounds: dict[Degrees, float],
+    space: StrategySpace,
+    bounds: dict[ParallelDegrees, float],
     evaluation: Evaluation,
     most: int,
     over: Callable[[], bool],
-) -> tuple[Point, int]:
+) -> tuple[StrategyPoint, int]:
     """The best of the points that are priced first, and how many these are.
 
     Degrees with machines in the order of their ranks, and then with kinds of machines one after the
@@ -113,7 +113,7 @@ def _begin(
     stand.
     """
     given = [priced.strategy for priced in evaluation.ranked()]
-    first = [Degrees(s.data, s.tensor, s.microbatch, s.virtual, s.experts) for s in given]
+    first = [ParallelDegrees(s.data, s.tensor, s.microbatch, s.virtual, s.experts) for s in given]
     ordered = sorted(space.degrees, key=lambda d: (d not in first, bounds[d]))
     best, cost, tried = space.lying(ordered[0], space.plain_order), math.inf, 0
     orders = dict.fromkeys([space.plain_order, *_by_kind(space)])
@@ -132,7 +132,7 @@ def _begin(
     return best, tried
 
 
-def _by_kind(space: Space) -> Iterator[tuple[int, ...]]:
+def _by_kind(space: StrategySpace) -> Iterator[tuple[int, ...]]:
     """Orders in which machines of a kind follow each other."""
     for kinds in itertools.islice(itertools.permutations(range(len(space.kinds))), MOST_ORDERS):
         yield tuple(kind for kind in kinds for _ in space.kinds[kind])
@@ -146,7 +146,12 @@ def _most(rng: random.Random, cost: float, temperature: float) -> float:
     return cost * (1 - temperature * math.log(1 - rng.random()))
 
 
-def _neighbour(rng: random.Random, space: Space, state: Point, hopeful: Sequence[Degrees]) -> Point:
+def _neighbour(
+    rng: random.Random,
+    space: StrategySpace,
+    state: StrategyPoint,
+    hopeful: Sequence[ParallelDegrees],
+) -> StrategyPoint:
     """A point with other degrees, some of them the same, or with another placement, or both."""
     vary = rng.randrange(6)
     if vary > 2 and len(hopeful) != 1:
@@ -169,8 +174,12 @@ def _neighbour(rng: random.Random, space: Space, state: Point, hopeful: Sequence
 
 
 def _placed(
-    rng: random.Random, space: Space, state: Point, degrees: Degrees, order: tuple[int, ...]
-) -> Point:
+    rng: random.Random,
+    space: StrategySpace,
+    state: StrategyPoint,
+    degrees: ParallelDegrees,
+    order: tuple[int, ...],
+) -> StrategyPoint:
     """With these degrees and order; dominoes stand as they do, if there are as many blocks."""
     point = space.sample(rng, degrees, order)
     same = len(point.standing) == len(state.standing)

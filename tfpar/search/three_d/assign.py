@@ -6,17 +6,17 @@ import dataclasses
 import heapq
 import math
 
-from tfpar.search.stages.layers import Layer, Place, fitting
-from tfpar.search.three_d.durations import (
+from tfpar.search.stages.pipe_dp import ChainLayer, StageDevice, try_pipe_dp
+from tfpar.search.three_d.memory import fits, in_flight
+from tfpar.search.three_d.problem import StrategyProblem
+from tfpar.search.three_d.strategy import Strategy3D
+from tfpar.search.three_d.time_terms import (
     layer_seconds,
     one_ring,
     passes_of_copies,
     sync_seconds,
     transfer_rates,
 )
-from tfpar.search.three_d.model import Model
-from tfpar.search.three_d.stored import fits, in_flight
-from tfpar.search.three_d.strategy import Strategy
 
 
 def even_counts(layers: int, stages: int) -> tuple[int, ...]:
@@ -25,7 +25,7 @@ def even_counts(layers: int, stages: int) -> tuple[int, ...]:
     return tuple(each + (stage < more) for stage in range(stages))
 
 
-def assigned(model: Model, strategy: Strategy) -> Strategy | None:
+def assign_layers(model: StrategyProblem, strategy: Strategy3D) -> Strategy3D | None:
     """The strategy with the layers in each stage that take least by equation 4.
 
     A stage has one speed: that of its ranks with all layers of the model. Each of an actor's
@@ -38,12 +38,12 @@ def assigned(model: Model, strategy: Strategy) -> Strategy | None:
         return strategy if fits(model, strategy) else None
     table, microbatches = model.table, max(strategy.microbatches(model.batch))
     each = [layer_seconds(model, strategy, actor) for actor in range(strategy.actors)]
-    known: dict[str, Layer] = {}
+    known: dict[str, ChainLayer] = {}
     for name, seconds in zip(table.layers, each[0], strict=True):
         if name not in known:
             cost = table.cost(name, strategy.layout)
             sent = cost.sent_bytes + cost.returned_bytes
-            known[name] = Layer(seconds, sent, cost.fixed_bytes, cost.kept_bytes)
+            known[name] = ChainLayer(seconds, sent, cost.fixed_bytes, cost.kept_bytes)
     layers = [known[name] for name in table.layers]
     devices = model.cluster.devices
     working = max(table.cost(name, strategy.layout).working_bytes for name in known)
@@ -55,21 +55,23 @@ def assigned(model: Model, strategy: Strategy) -> Strategy | None:
     if min(memory) <= 0:
         return None
     places = [
-        Place(_speed(each[0], each[stage % strategy.actors]), rate, memory[stage % strategy.actors])
+        StageDevice(
+            _speed(each[0], each[stage % strategy.actors]), rate, memory[stage % strategy.actors]
+        )
         for stage, rate in enumerate([*transfer_rates(model, strategy), math.inf])
     ]
     alive = [
         math.ceil(in_flight(strategy, stage % strategy.actors, microbatches) / strategy.virtual)
         for stage in range(strategy.stages)
     ]
-    found = fitting(layers, places, microbatches, in_flight=alive)
+    found = try_pipe_dp(layers, places, microbatches, in_flight=alive)
     if found is None:
         return None
     chosen = dataclasses.replace(strategy, counts=found.counts)
     return chosen if fits(model, chosen) else None
 
 
-def shared(model: Model, strategy: Strategy) -> Strategy:
+def balance_microbatches(model: StrategyProblem, strategy: Strategy3D) -> Strategy3D:
     """The strategy with microbatches for each copy so that the copy that takes longest takes least.
 
     A copy takes as long for each microbatch as its slowest actor does. Each has one microbatch at
@@ -105,7 +107,7 @@ def shared(model: Model, strategy: Strategy) -> Strategy:
     return dataclasses.replace(strategy, shares=of_copies)
 
 
-def overlapped(model: Model, strategy: Strategy) -> Strategy:
+def overlap_gradient_sums(model: StrategyProblem, strategy: Strategy3D) -> Strategy3D:
     """The strategy with gradients summed layer by layer during the backward pass, if less of that
     is waited for: each layer's sum starts anew."""
     if strategy.data == 1 or not model.table.sums_overlap:

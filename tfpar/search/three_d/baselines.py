@@ -12,15 +12,15 @@ from tfpar.cluster.description import Cluster
 from tfpar.search.problem import Progress
 from tfpar.search.three_d.alpa import AlpaPlan
 from tfpar.search.three_d.alpa import alpa as best_alpa
-from tfpar.search.three_d.evaluate import Evaluation, Found
-from tfpar.search.three_d.model import Model
-from tfpar.search.three_d.space import Space, even
-from tfpar.search.three_d.stored import fits
-from tfpar.search.three_d.strategy import Strategy
-from tfpar.search.three_d.table import Layout
+from tfpar.search.three_d.cost_table import Layout
+from tfpar.search.three_d.evaluation import Evaluation, StrategySearchResult
+from tfpar.search.three_d.memory import fits
+from tfpar.search.three_d.problem import StrategyProblem
+from tfpar.search.three_d.space import StrategySpace, even
+from tfpar.search.three_d.strategy import Strategy3D
 
 
-def megatron(model: Model) -> list[Strategy]:
+def megatron(model: StrategyProblem) -> list[Strategy3D]:
     """Megatron-LM's heuristic (auto3d, §5): a strategy for each microbatch size that it tries.
 
     Layers are split over no more devices than the smallest machine has; tensor x stages is the
@@ -28,7 +28,7 @@ def megatron(model: Model) -> list[Strategy]:
     have equally many layers, and take the ranks in their order.
     """
     smallest = min(Counter(model.cluster.machines).values())
-    space = Space(model)
+    space = StrategySpace(model)
     found = []
     for microbatch in sorted({degrees.microbatch for degrees in space.degrees}):
         tried = [
@@ -45,13 +45,13 @@ def megatron(model: Model) -> list[Strategy]:
 
 
 def random_search(
-    model: Model,
+    model: StrategyProblem,
     *,
     seed: int = 0,
     trials: int = 50,
     seconds: float = math.inf,
     progress: Progress | None = None,
-) -> Found:
+) -> StrategySearchResult:
     """The best of strategies that are drawn from the whole space (auto3d, §5).
 
     Args:
@@ -62,7 +62,7 @@ def random_search(
         PlanError: there is no strategy; a MemoryLimitError if none that was drawn fits.
     """
     rng = random.Random(seed)
-    space = Space(model)
+    space = StrategySpace(model)
     evaluation = Evaluation(space, progress)
     deadline = time.monotonic() + seconds
 
@@ -76,7 +76,7 @@ def random_search(
     return evaluation.chosen(over=over)
 
 
-def alpa(model: Model, equal: bool = False) -> AlpaPlan:
+def alpa(model: StrategyProblem, equal: bool = False) -> AlpaPlan:
     """What Alpa's two levels find, to which all machines are as the slowest device and link.
 
     Args:
@@ -88,12 +88,12 @@ def alpa(model: Model, equal: bool = False) -> AlpaPlan:
     return best_alpa(dataclasses.replace(model, cluster=_all_as_the_slowest(model)), equal)
 
 
-def _all_as_the_slowest(model: Model) -> Cluster:
+def _all_as_the_slowest(model: StrategyProblem) -> Cluster:
     cluster = model.cluster
     table = model.table
 
     def seconds(name: str) -> float:
-        layouts = [Layout(d.data, d.tensor, d.microbatch) for d in Space(model).degrees]
+        layouts = [Layout(d.data, d.tensor, d.microbatch) for d in StrategySpace(model).degrees]
         layouts = [one for one in layouts if table.has([name], one)]
         return sum(sum(table.passes(kind, name, one)) for kind in table.layers for one in layouts)
 

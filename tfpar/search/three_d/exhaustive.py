@@ -8,19 +8,19 @@ import time
 from collections.abc import Iterable
 
 from tfpar.search.problem import Progress
-from tfpar.search.three_d.evaluate import Evaluation, Found, lower_bound
-from tfpar.search.three_d.model import Model
-from tfpar.search.three_d.space import Point, Space
-from tfpar.search.three_d.strategy import Strategy
+from tfpar.search.three_d.evaluation import Evaluation, StrategySearchResult, lower_bound
+from tfpar.search.three_d.problem import StrategyProblem
+from tfpar.search.three_d.space import StrategyPoint, StrategySpace
+from tfpar.search.three_d.strategy import Strategy3D
 
 
 def exhaustive(
-    model: Model,
+    model: StrategyProblem,
     *,
     seconds: float = math.inf,
-    starts: Iterable[Strategy] = (),
+    starts: Iterable[Strategy3D] = (),
     progress: Progress | None = None,
-) -> Found:
+) -> StrategySearchResult:
     """The best strategy of all as simulated.
 
     Args:
@@ -36,7 +36,7 @@ def exhaustive(
     def over() -> bool:
         return time.monotonic() > deadline
 
-    space = Space(model)
+    space = StrategySpace(model)
     evaluation = Evaluation(space, progress)
     evaluation.add(starts)
     bounds = {degrees: lower_bound(model, degrees) for degrees in space.degrees}
@@ -44,7 +44,7 @@ def exhaustive(
     for degrees in sorted(bounds, key=bounds.__getitem__):
         if bounds[degrees] >= evaluation.best_s:
             break
-        best: tuple[float, Point] | None = None
+        best: tuple[float, StrategyPoint] | None = None
         for point in space.points(degrees):
             if over():
                 complete = False

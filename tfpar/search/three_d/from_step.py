@@ -1,13 +1,13 @@
-"""The `LayerTable` of a captured step: its layers, priced under the plan of each layout.
+"""The `LayerCostTable` of a captured step: its layers, priced under the plan of each layout.
 
     table = step_table(plans, batch)
 
 For each way to lay the ranks of a stage (copies x ranks that weights are split over) the user's
 planner finds one plan, whatever it stores. The folded step under that plan is cut into microbatches
 once for each number of them, and its ops, collectives and buffers are counted layer by layer, by
-what prices stages (`cost.stage_costs`): a layer is a stage of its own, on the ranks of all. So sums
-over the layers of a stage are what the stage is priced at, but for what only the whole says: what
-is stored of a tensor that two of its layers read, and what is sent in slices.
+what prices stages (`cost.stage_breakdown`): a layer is a stage of its own, on the ranks of all. So
+sums over the layers of a stage are what the stage is priced at, but for what only the whole says:
+what is stored of a tensor that two of its layers read, and what is sent in slices.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 
 from tfpar.cluster.description import Cluster
-from tfpar.cost.parts import without_parts
-from tfpar.cost.stage_costs import StagePrice, stage_prices
+from tfpar.cost.packing_gain import PackingKey
+from tfpar.cost.stage_breakdown import StageCostBreakdown, stage_prices
 from tfpar.cost.stage_transfers import StageTransfers
-from tfpar.cost.step_in_stages import StepInStages
-from tfpar.cost.together import Packable
+from tfpar.cost.sub_batch_pricing import without_parts
+from tfpar.cost.task_partition import TaskPartition
 from tfpar.ir.collection import collection_paused
 from tfpar.ir.roles import When
 from tfpar.pipeline.graph import Carries
@@ -32,9 +32,9 @@ from tfpar.search.folded_plan import folded_anchors
 from tfpar.search.model.folded_model import FoldedModel, folded_model
 from tfpar.search.parts import StepInParts
 from tfpar.search.problem import Problem
-from tfpar.search.stages.one_device import OneDevice
+from tfpar.search.stages.op_times import SingleDeviceProfile
+from tfpar.search.three_d.cost_table import Exchange, LayerCost, LayerCostTable, Layout, Passes
 from tfpar.search.three_d.step_layers import StepLayers
-from tfpar.search.three_d.table import Exchange, LayerCost, LayerTable, Layout, Passes
 from tfpar.spec import PlanError
 
 
@@ -133,7 +133,7 @@ def step_table(
     most: Mapping[tuple[int, int], int],
     cluster: Cluster,
     shards: bool,
-) -> LayerTable:
+) -> LayerCostTable:
     """The table of a step.
 
     Args:
@@ -148,7 +148,7 @@ def step_table(
     """
     first = next(iter(plans.values())).problem
     model = folded_model(first, 2)
-    seconds = OneDevice(model.prepared, model.roles).seconds(cluster)
+    seconds = SingleDeviceProfile(model.prepared, model.roles).seconds(cluster)
     layers = StepLayers.of(model, seconds.__getitem__)
     devices: dict[str, Cluster] = {}
     for rank, device in enumerate(cluster.devices):
@@ -157,7 +157,7 @@ def step_table(
     prices = StepPrices(plans, batch, most, devices, layers, shards)
     kinds = {f"layer {i}": StepLayer(prices, i) for i in range(len(layers.times))}
     names = [name for name, times in zip(kinds, layers.times, strict=True) for _ in range(times)]
-    return LayerTable(kinds, tuple(names), sums_overlap=False)
+    return LayerCostTable(kinds, tuple(names), sums_overlap=False)
 
 
 def _folded_step(laid: LaidOut) -> StepInParts:
@@ -186,14 +186,16 @@ class _Counted:
             back.
     """
 
-    step: StepInStages
+    step: TaskPartition
     forward: Sequence[tuple[Exchange, ...]]
     backward: Sequence[tuple[Exchange, ...]]
     sums: Sequence[tuple[Exchange, ...]]
     gathers: Sequence[tuple[Exchange, ...]]
     sent: Sequence[float]
     returned: Sequence[float]
-    _prices: dict[tuple[str, bool], list[StagePrice]] = dataclasses.field(default_factory=dict)
+    _prices: dict[tuple[str, bool], list[StageCostBreakdown]] = dataclasses.field(
+        default_factory=dict
+    )
 
     @classmethod
     def of(cls, parts: StepInParts, layers: StepLayers, count: int) -> _Counted:
@@ -201,7 +203,9 @@ class _Counted:
         cut = parts.cut(count)
         number = len(layers.times)
         ratio = parts.problem.state_ratio
-        step = StepInStages(cut, parts.roles, layers.layer_of, number, ratio, parts.statistics(cut))
+        step = TaskPartition(
+            cut, parts.roles, layers.layer_of, number, ratio, parts.statistics(cut)
+        )
         found = _exchanges(step)
 
         def exchanged(what: str) -> list[tuple[Exchange, ...]]:
@@ -260,7 +264,7 @@ class _Counted:
             )
         return found
 
-    def _priced(self, name: str, part: Cluster, layout: Layout) -> list[StagePrice]:
+    def _priced(self, name: str, part: Cluster, layout: Layout) -> list[StageCostBreakdown]:
         """The prices of layers on a device; what is computed again is in none of the seconds."""
         key = name, layout.recompute
         if key not in self._prices:
@@ -280,10 +284,10 @@ def _is_sum(exchange: Exchange) -> bool:
     return exchange.kind == "all_reduce"
 
 
-def _exchanges(step: StepInStages) -> dict[tuple[int, str], list[Exchange]]:
+def _exchanges(step: TaskPartition) -> dict[tuple[int, str], list[Exchange]]:
     """What ranks exchange, by layer and by when: in the passes F and B of a microbatch, or once a
     step: "sums" and "gathers". Those that run at the same time are one."""
-    together: dict[tuple[int, str, Packable], float] = {}
+    together: dict[tuple[int, str, PackingKey], float] = {}
     found: dict[tuple[int, str], list[Exchange]] = {}
     for communication in step.laid.communications(step.roles.wire_dtypes):
         moved, op = without_parts(communication, step.laid.mesh), communication.op
@@ -300,7 +304,7 @@ def _exchanges(step: StepInStages) -> dict[tuple[int, str], list[Exchange]]:
         each = moved.each or op in step.statistics.sums or step.microbatches == 1
         what = "gathers" if task == "U" or not each else "F" if task == "F" else "B"
         phase = step.roles.phase[op]
-        packable = Packable.of(communication, step.roles, moved.axes, phase, times)
+        packable = PackingKey.of(communication, step.roles, moved.axes, phase, times)
         if packable is None:
             found.setdefault((layer, what), []).append(Exchange(kind, moved.axes, size, times))
         else:
@@ -312,7 +316,7 @@ def _exchanges(step: StepInStages) -> dict[tuple[int, str], list[Exchange]]:
     return found
 
 
-def _sent(step: StepInStages, carries: Carries) -> list[float]:
+def _sent(step: TaskPartition, carries: Carries) -> list[float]:
     """Bytes of a rank that cross the end of each layer in a microbatch: each tensor once."""
     transfers = StageTransfers(step, range(step.num_stages))
     found = [0.0] * step.num_stages

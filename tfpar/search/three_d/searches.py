@@ -9,22 +9,22 @@ from typing import NamedTuple
 from tfpar.search.problem import Progress
 from tfpar.search.three_d.anneal import anneal
 from tfpar.search.three_d.baselines import alpa, megatron, random_search
-from tfpar.search.three_d.evaluate import Found
+from tfpar.search.three_d.cost_model import simulate_strategy
+from tfpar.search.three_d.evaluation import StrategySearchResult
 from tfpar.search.three_d.exhaustive import exhaustive
-from tfpar.search.three_d.model import Model
-from tfpar.search.three_d.price import simulated
-from tfpar.search.three_d.strategy import Strategy
+from tfpar.search.three_d.problem import StrategyProblem
+from tfpar.search.three_d.strategy import Strategy3D
 
 
 class Ranked(NamedTuple):
     """A strategy, and the seconds that a step is simulated to take."""
 
-    strategy: Strategy
+    strategy: Strategy3D
     seconds: float
 
 
 def ranked_strategies(
-    model: Model,
+    model: StrategyProblem,
     search: str,
     *,
     seed: int = 0,
@@ -46,7 +46,7 @@ def ranked_strategies(
         return _simulated(model, [alpa(model, equal=True).strategy()])
     if search == "megatron":
         return _simulated(model, megatron(model))
-    found: Found
+    found: StrategySearchResult
     if search == "random":
         found = random_search(model, seed=seed, seconds=seconds, progress=progress)
     elif search == "exhaustive":
@@ -57,8 +57,8 @@ def ranked_strategies(
     return [Ranked(priced.strategy, priced.simulated_s) for priced in found.finalists]
 
 
-def _simulated(model: Model, strategies: Iterable[Strategy]) -> list[Ranked]:
-    found = [Ranked(one, simulated(model, one).seconds) for one in strategies]
+def _simulated(model: StrategyProblem, strategies: Iterable[Strategy3D]) -> list[Ranked]:
+    found = [Ranked(one, simulate_strategy(model, one).seconds) for one in strategies]
     return sorted(found, key=lambda ranked: ranked.seconds)
 
 

@@ -26,12 +26,17 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from tfpar.cluster.description import Node
-from tfpar.search.three_d.assign import assigned, even_counts, overlapped, shared
-from tfpar.search.three_d.model import Model
-from tfpar.search.three_d.price import bound_seconds
-from tfpar.search.three_d.stored import fits
-from tfpar.search.three_d.strategy import Memory, Overlap, Strategy
-from tfpar.search.three_d.table import Layout
+from tfpar.search.three_d.assign import (
+    assign_layers,
+    balance_microbatches,
+    even_counts,
+    overlap_gradient_sums,
+)
+from tfpar.search.three_d.cost_model import lower_bound_seconds
+from tfpar.search.three_d.cost_table import Layout
+from tfpar.search.three_d.memory import fits
+from tfpar.search.three_d.problem import StrategyProblem
+from tfpar.search.three_d.strategy import MemoryOptions, OverlapOptions, Strategy3D
 from tfpar.spec import PlanError
 
 Row = Sequence[int]
@@ -41,7 +46,7 @@ VIRTUAL = (1, 2, 4, 8)
 """Stages of an actor. Each doubling halves the bubble, and doubles what is sent."""
 
 
-class Degrees(NamedTuple):
+class ParallelDegrees(NamedTuple):
     """A point without its placement; the number of stages follows."""
 
     data: int
@@ -59,7 +64,7 @@ class Degrees(NamedTuple):
         )
 
 
-class Point(NamedTuple):
+class StrategyPoint(NamedTuple):
     """A strategy without the layers of its stages.
 
     Attributes:
@@ -67,12 +72,12 @@ class Point(NamedTuple):
         standing: of each block, whether its dominoes stand.
     """
 
-    degrees: Degrees
+    degrees: ParallelDegrees
     order: tuple[int, ...]
     standing: tuple[bool, ...]
 
 
-class Space:
+class StrategySpace:
     """All points of a model on a cluster.
 
     Attributes:
@@ -83,13 +88,13 @@ class Space:
         PlanError: there are none.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: StrategyProblem) -> None:
         self.model = model
         self.kinds = _alike(model)
         recomputes, shards = model.table.can_recompute, model.table.can_shard_slots
         # The first of these in which anything fits.
         self._memories = [
-            [Memory(recompute, shard) for shard in ((False, True) if shards else (False,))]
+            [MemoryOptions(recompute, shard) for shard in ((False, True) if shards else (False,))]
             for recompute in ((False, True) if recomputes else (False,))
         ]
         self.degrees = list(_degrees(model))
@@ -114,32 +119,32 @@ class Space:
         orders = math.factorial(sum(counts)) // math.prod(map(math.factorial, counts))
         return sum(orders * 2 ** (sum(counts) // d.data) for d in self.degrees)
 
-    def points(self, degrees: Degrees) -> Iterator[Point]:
+    def points(self, degrees: ParallelDegrees) -> Iterator[StrategyPoint]:
         """All with these degrees."""
         for order in _orders([len(machines) for machines in self.kinds]):
             blocks = self._num_blocks(degrees, order)
             for standing in itertools.product((False, True), repeat=blocks):
-                yield Point(degrees, order, standing)
+                yield StrategyPoint(degrees, order, standing)
 
     def sample(
-        self, rng: random.Random, degrees: Degrees, order: tuple[int, ...] | None = None
-    ) -> Point:
+        self, rng: random.Random, degrees: ParallelDegrees, order: tuple[int, ...] | None = None
+    ) -> StrategyPoint:
         """One with these degrees, and this order of machines if one is given."""
         if order is None:
             order = tuple(rng.sample(self.plain_order, len(self.plain_order)))
         blocks = self._num_blocks(degrees, order)
-        return Point(degrees, order, tuple(rng.random() < 0.5 for _ in range(blocks)))
+        return StrategyPoint(degrees, order, tuple(rng.random() < 0.5 for _ in range(blocks)))
 
-    def lying(self, degrees: Degrees, order: tuple[int, ...]) -> Point:
+    def lying(self, degrees: ParallelDegrees, order: tuple[int, ...]) -> StrategyPoint:
         """The one whose dominoes all lie: stages take ranks one after the other."""
-        return Point(degrees, order, (False,) * self._num_blocks(degrees, order))
+        return StrategyPoint(degrees, order, (False,) * self._num_blocks(degrees, order))
 
-    def strategy(self, point: Point) -> Strategy | None:
+    def strategy(self, point: StrategyPoint) -> Strategy3D | None:
         """As of `bounded`."""
         found = self.bounded(point)
         return None if found is None else found[0]
 
-    def bounded(self, point: Point) -> tuple[Strategy, float] | None:
+    def bounded(self, point: StrategyPoint) -> tuple[Strategy3D, float] | None:
         """The point with its layers in stages, as fast as it can be by equations 1 to 4, and the
         seconds that it takes at least (`price.bound_seconds`): of several the one with the least.
 
@@ -155,21 +160,21 @@ class Space:
                 for finished in self._finished(strategy, memory)
             ]
             if found:
-                each = [(one, bound_seconds(self.model, one)) for one in found]
+                each = [(one, lower_bound_seconds(self.model, one)) for one in found]
                 return min(each, key=lambda pair: pair[1])
         return None
 
-    def _finished(self, strategy: Strategy, memory: Memory) -> Iterator[Strategy]:
+    def _finished(self, strategy: Strategy3D, memory: MemoryOptions) -> Iterator[Strategy3D]:
         """With equal shares, and with others if they differ."""
-        found = assigned(self.model, dataclasses.replace(strategy, memory=memory))
+        found = assign_layers(self.model, dataclasses.replace(strategy, memory=memory))
         if found is not None:
-            found = overlapped(self.model, found)
+            found = overlap_gradient_sums(self.model, found)
             yield found
-            uneven = shared(self.model, found)
+            uneven = balance_microbatches(self.model, found)
             if uneven is not found and fits(self.model, uneven):
                 yield uneven
 
-    def _ranks(self, point: Point) -> tuple[int, ...]:
+    def _ranks(self, point: StrategyPoint) -> tuple[int, ...]:
         standing = iter(point.standing)
         found: list[int] = []
         for rows, either in self._blocks(point.degrees, point.order):
@@ -180,10 +185,12 @@ class Space:
             found.extend(itertools.chain.from_iterable(rows))
         return tuple(found)
 
-    def _num_blocks(self, degrees: Degrees, order: tuple[int, ...]) -> int:
+    def _num_blocks(self, degrees: ParallelDegrees, order: tuple[int, ...]) -> int:
         return sum(either for _, either in self._blocks(degrees, order))
 
-    def _blocks(self, degrees: Degrees, order: tuple[int, ...]) -> Iterator[tuple[list[Row], bool]]:
+    def _blocks(
+        self, degrees: ParallelDegrees, order: tuple[int, ...]
+    ) -> Iterator[tuple[list[Row], bool]]:
         """Machines that follow each other, and whether dominoes may lie or stand in them."""
         left = [iter(machines) for machines in self.kinds]
         rows = [next(left[kind]) for kind in order]
@@ -201,7 +208,9 @@ class Space:
             at += degrees.data if either else 1
 
 
-def even(model: Model, degrees: Degrees, ranks: tuple[int, ...] = ()) -> Strategy:
+def even(
+    model: StrategyProblem, degrees: ParallelDegrees, ranks: tuple[int, ...] = ()
+) -> Strategy3D:
     """With as many layers in each stage as can be, and by default on ranks in their order.
 
     Transfers are overlapped where devices compute beside sending.
@@ -209,13 +218,13 @@ def even(model: Model, degrees: Degrees, ranks: tuple[int, ...] = ()) -> Strateg
     data, tensor, microbatch, virtual, experts = degrees
     stages = model.cluster.size // (data * tensor) * virtual
     counts = even_counts(len(model.table), stages)
-    overlap = Overlap(transfers=model.cluster.overlap > 0)
-    return Strategy(
+    overlap = OverlapOptions(transfers=model.cluster.overlap > 0)
+    return Strategy3D(
         data, tensor, microbatch, counts, ranks, virtual, experts=experts, overlap=overlap
     )
 
 
-def _alike(model: Model) -> list[list[Row]]:
+def _alike(model: StrategyProblem) -> list[list[Row]]:
     """The rows of machines that are equal and have as many ranks."""
     cluster = model.cluster
     rows: dict[int, list[int]] = {}
@@ -228,7 +237,7 @@ def _alike(model: Model) -> list[list[Row]]:
     return list(found.values())
 
 
-def _degrees(model: Model) -> Iterator[Degrees]:
+def _degrees(model: StrategyProblem) -> Iterator[ParallelDegrees]:
     table, size = model.table, model.cluster.size
     names = {device.name for device in model.cluster.devices}
     for tensor, microbatch in table.shapes:
@@ -250,7 +259,7 @@ def _degrees(model: Model) -> Iterator[Degrees]:
                 if virtual == 1 or 1 < stages <= microbatches:
                     if stages * virtual <= len(table):
                         for degree in experts:
-                            yield Degrees(data, tensor, microbatch, virtual, degree)
+                            yield ParallelDegrees(data, tensor, microbatch, virtual, degree)
 
 
 def _orders(counts: list[int]) -> Iterator[tuple[int, ...]]:

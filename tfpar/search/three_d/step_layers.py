@@ -12,10 +12,10 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from tfpar.ir.graph import Graph, Op
 from tfpar.ir.graph_nodes import cluster
 from tfpar.ir.roles import UPDATE, Roles
+from tfpar.pipeline.colocation import together
 from tfpar.pipeline.step_stages import assignable, stages_of_step
-from tfpar.pipeline.together import together
 from tfpar.search.model.folded_model import FoldedModel
-from tfpar.search.stages.from_step import parts_in_order
+from tfpar.search.stages.unit_builder import parts_in_order
 from tfpar.spec import PlanError
 
 

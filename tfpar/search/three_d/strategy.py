@@ -1,4 +1,4 @@
-"""`Strategy`: degrees, placement, microbatches and layers of each stage (auto3d, §4.1)."""
+"""`Strategy3D`: degrees, placement, microbatches and layers of each stage (auto3d, §4.1)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import functools
 import itertools
 from typing import NamedTuple
 
-from tfpar.search.three_d.table import Layout
+from tfpar.search.three_d.cost_table import Layout
 from tfpar.spec import PlanError
 from tfpar.spec.arguments import integer
 
 
-class Memory(NamedTuple):
+class MemoryOptions(NamedTuple):
     """What is done to store less.
 
     Attributes:
@@ -36,7 +36,7 @@ class Memory(NamedTuple):
         )
 
 
-class Overlap(NamedTuple):
+class OverlapOptions(NamedTuple):
     """What ranks send while they compute.
 
     Attributes:
@@ -60,7 +60,7 @@ class Overlap(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Strategy:
+class Strategy3D:
     """How a model is trained on a cluster.
 
     Attributes:
@@ -91,9 +91,9 @@ class Strategy:
     ranks: tuple[int, ...] = ()
     virtual: int = 1
     shares: tuple[int, ...] = ()
-    memory: Memory = Memory()
+    memory: MemoryOptions = MemoryOptions()
     experts: int = 1
-    overlap: Overlap = Overlap()
+    overlap: OverlapOptions = OverlapOptions()
 
     def __post_init__(self) -> None:
         for name in ("data", "tensor", "microbatch", "virtual", "experts"):

@@ -20,12 +20,12 @@ from tfpar.interop.graphs import trace
 from tfpar.ir.graph import DType, Graph, Op, Tensor, Variable
 from tfpar.ir.traits import KEYED_DRAWS, SOURCES, VIEWS
 from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned import Anchors
-from tfpar.propagation.prepared import prepare
+from tfpar.propagation.partitioned_graph import Anchors
+from tfpar.propagation.prepared_graph import prepare
 from tfpar.rewrite.local_graph import build_local_program
 from tfpar.spec import Mesh, Replicate, Shard
 from tfpar.variables.initial.eager import EagerProgram, needed_ops
-from tfpar.variables.initial.held import row_dim
+from tfpar.variables.initial.shard_map import row_dim
 
 _SHAPED = KEYED_DRAWS | {"Fill"}
 """Ops whose first input is the shape of what they make, in row-major order."""

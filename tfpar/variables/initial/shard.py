@@ -11,15 +11,15 @@ import tensorflow as tf
 
 from tfpar.spec import Mesh, Spec, SpecError
 from tfpar.variables.initial.blocks import BlockProgram, block_program
-from tfpar.variables.initial.held import Held, RowCopy
-from tfpar.variables.initial.stored import StoredValue
+from tfpar.variables.initial.shard_map import RowCopy, ShardMap
+from tfpar.variables.initial.shard_source import StoredValue
 
 LIMIT_BYTES = 8 << 20
 """What may be in memory beside the shard; larger blocks are not made faster (empirical)."""
 
 
 @runtime_checkable
-class Stored(Protocol):
+class ShardSource(Protocol):
     """A value that lies in a file, of which any shard can be read; called, it gives the whole."""
 
     shape: tuple[int, ...]
@@ -67,7 +67,7 @@ def shard_values(
     one device. Runs on the CPU.
 
     Args:
-        initial: makes the value: a callable without arguments, or a `Stored`.
+        initial: makes the value: a callable without arguments, or a `ShardSource`.
         shape, dtype: of the whole value.
         limit_bytes: memory beside the shards, roughly.
 
@@ -76,10 +76,10 @@ def shard_values(
     """
     shape, dtype = tuple(shape), tf.as_dtype(dtype)
     with tf.init_scope(), tf.device("CPU:0"):
-        held = [Held(shape, spec, mesh, rank) for rank in ranks]
+        held = [ShardMap(shape, spec, mesh, rank) for rank in ranks]
         if isinstance(initial, StoredValue):
             return [_read(initial.as_dtype(dtype.as_numpy_dtype), h, limit_bytes) for h in held]
-        if isinstance(initial, Stored):
+        if isinstance(initial, ShardSource):
             return [tf.cast(initial.read_shard(spec, mesh, rank), dtype) for rank in ranks]
         if math.prod(shape) * dtype.size > limit_bytes:
             program = block_program(initial, shape, dtype, limit_bytes)
@@ -89,7 +89,7 @@ def shard_values(
         return [_cut(value, h) for h in held]
 
 
-def _read(stored: StoredValue, held: Held, limit_bytes: int) -> tf.Tensor:
+def _read(stored: StoredValue, held: ShardMap, limit_bytes: int) -> tf.Tensor:
     if stored.shape != held.shape:
         raise _mismatch(stored.shape, held.shape)
     shard, array = _new(held.local_shape, tf.as_dtype(stored.dtype))
@@ -111,7 +111,7 @@ def _mismatch(made: tuple[int, ...], shape: tuple[int, ...]) -> SpecError:
     )
 
 
-def _cut(value: tf.Tensor, held: Held) -> tf.Tensor:
+def _cut(value: tf.Tensor, held: ShardMap) -> tf.Tensor:
     """The shard of a value that is there."""
     if held.is_whole:
         return value
@@ -120,7 +120,9 @@ def _cut(value: tf.Tensor, held: Held) -> tf.Tensor:
     return shard
 
 
-def _from_blocks(program: BlockProgram, held: Sequence[Held], dtype: tf.DType) -> list[tf.Tensor]:
+def _from_blocks(
+    program: BlockProgram, held: Sequence[ShardMap], dtype: tf.DType
+) -> list[tf.Tensor]:
     made = [_new(h.local_shape, dtype) for h in held]
     for index in range(program.num_blocks):
         start = index * program.block_rows
@@ -139,7 +141,7 @@ def _copy_rows(
     dim: int,
     start: int,
     copies: Sequence[RowCopy],
-    held: Held,
+    held: ShardMap,
 ) -> None:
     """Do `copies` from `block`, which holds the rows from `start` on."""
     source = block._numpy_internal()

@@ -5,36 +5,42 @@
 their names. Seconds are of one training step on a rank, bytes of a rank, unless another thing is
 said. Infinite and unknown numbers are `null`.
 
-A step's time is the sum of `Cost.parts`. Layers add up to it: the seconds of the layers of the
-stage that works most (of all layers, where there are no stages) are `parts` "compute",
+A step's time is the sum of `CostSummary.parts`. Layers add up to it: the seconds of the layers of
+the stage that works most (of all layers, where there are no stages) are `parts` "compute",
 "collectives" and "gradients" together, "hidden" ones taken off.
 """
 
-from tfpar.report.data.schema.compared import Candidate, WhatIf
-from tfpar.report.data.schema.pipeline import Pipeline, Ran, ScheduleTime, Sent, Stage
+from tfpar.report.data.schema.compared import CandidateSummary, WhatIf
+from tfpar.report.data.schema.pipeline import (
+    PipelineSummary,
+    ScheduleTime,
+    Stage,
+    TaskSummary,
+    TransferSummary,
+)
 from tfpar.report.data.schema.plan import (
     Axis,
     ByPhase,
     BytesByKind,
-    Cost,
+    CostSummary,
     Facts,
-    Link,
+    LinkSummary,
     Machines,
     PartOfStep,
 )
 from tfpar.report.data.schema.report import FORMAT, VERSION, Report, read_report
 from tfpar.report.data.schema.step import (
     Collective,
-    Flow,
+    FlowSummary,
     Input,
-    Layer,
+    LayerSummary,
     Option,
     Padding,
     Phase,
     Repeat,
     RunWhole,
     Use,
-    Variable,
+    VariableSummary,
     When,
     WithoutRule,
 )
@@ -43,31 +49,31 @@ __all__ = [
     "Axis",
     "ByPhase",
     "BytesByKind",
-    "Candidate",
+    "CandidateSummary",
     "Collective",
-    "Cost",
+    "CostSummary",
     "FORMAT",
     "Facts",
-    "Flow",
+    "FlowSummary",
     "Input",
-    "Layer",
-    "Link",
+    "LayerSummary",
+    "LinkSummary",
     "Machines",
     "Option",
     "Padding",
     "PartOfStep",
     "Phase",
-    "Pipeline",
-    "Ran",
+    "PipelineSummary",
+    "TaskSummary",
     "Repeat",
     "Report",
     "RunWhole",
     "ScheduleTime",
-    "Sent",
+    "TransferSummary",
     "Stage",
     "Use",
     "VERSION",
-    "Variable",
+    "VariableSummary",
     "WhatIf",
     "When",
     "WithoutRule",

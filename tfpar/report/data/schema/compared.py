@@ -9,7 +9,7 @@ from tfpar.report.data.schema.plan import PartOfStep
 
 
 @dataclasses.dataclass(frozen=True)
-class Candidate:
+class CandidateSummary:
     """A plan that was found or priced, and why it lost.
 
     Attributes:

@@ -8,7 +8,7 @@ import dataclasses
 @dataclasses.dataclass(frozen=True)
 class Stage:
     """A stage of a pipeline; seconds of one microbatch (of the update: of a step); see
-    `tfpar.cost.staged.StageShare`.
+    `tfpar.cost.pipeline_cost.StageCost`.
 
     Attributes:
         layers: its layers in words: the first and the last.
@@ -45,7 +45,7 @@ class ScheduleTime:
 
 
 @dataclasses.dataclass(frozen=True)
-class Ran:
+class TaskSummary:
     """A task of a pipeline, from start to end in seconds from the start of the step.
 
     Attributes:
@@ -63,7 +63,7 @@ class Ran:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sent:
+class TransferSummary:
     """What one stage sends to another, from start to end."""
 
     start: float
@@ -75,7 +75,7 @@ class Sent:
 
 
 @dataclasses.dataclass(frozen=True)
-class Pipeline:
+class PipelineSummary:
     """The stages of a plan, and when they run.
 
     Attributes:
@@ -95,5 +95,5 @@ class Pipeline:
     stages: tuple[Stage, ...]
     bubble: float | None = None
     schedules: tuple[ScheduleTime, ...] = ()
-    tasks: tuple[Ran, ...] = ()
-    transfers: tuple[Sent, ...] = ()
+    tasks: tuple[TaskSummary, ...] = ()
+    transfers: tuple[TransferSummary, ...] = ()

@@ -79,7 +79,7 @@ class Facts:
 
 
 @dataclasses.dataclass(frozen=True)
-class Link:
+class LinkSummary:
     """A level of a cluster's network: bytes a second and seconds, between neighbours."""
 
     name: str
@@ -94,7 +94,7 @@ class Machines:
     Attributes:
         shape: in words.
         devices: the kinds of device, each with how many there are.
-        memory_limit: what the rank may store whose memory `Cost` tells.
+        memory_limit: what the rank may store whose memory `CostSummary` tells.
         links: from within a node outwards.
         flops: FLOP/s of all devices together, in the model's arithmetic as planned.
         host_memory_limit: what a rank may have in the memory of its host; None: not known.
@@ -104,7 +104,7 @@ class Machines:
     shape: str
     devices: dict[str, int]
     memory_limit: float | None
-    links: tuple[Link, ...]
+    links: tuple[LinkSummary, ...]
     flops: float | None = None
     host_memory_limit: float | None = None
 
@@ -141,7 +141,7 @@ class BytesByKind:
 
 
 @dataclasses.dataclass(frozen=True)
-class Cost:
+class CostSummary:
     """What a step costs; see `tfpar.cost.cost.Cost` for each number.
 
     Attributes:

@@ -9,17 +9,17 @@ from typing import Any, Literal
 import msgspec
 
 from tfpar.readable import UnreadableError, convert
-from tfpar.report.data.schema.compared import Candidate, WhatIf
-from tfpar.report.data.schema.pipeline import Pipeline
-from tfpar.report.data.schema.plan import Cost, Facts, Machines
+from tfpar.report.data.schema.compared import CandidateSummary, WhatIf
+from tfpar.report.data.schema.pipeline import PipelineSummary
+from tfpar.report.data.schema.plan import CostSummary, Facts, Machines
 from tfpar.report.data.schema.step import (
     Collective,
-    Flow,
+    FlowSummary,
     Input,
-    Layer,
+    LayerSummary,
     Padding,
     RunWhole,
-    Variable,
+    VariableSummary,
     WithoutRule,
 )
 from tfpar.spec import PlanError
@@ -49,14 +49,14 @@ class Report:
     verdict: str
     facts: Facts
     machines: Machines | None
-    cost: Cost | None
-    layers: tuple[Layer, ...]
-    variables: tuple[Variable, ...]
+    cost: CostSummary | None
+    layers: tuple[LayerSummary, ...]
+    variables: tuple[VariableSummary, ...]
     collectives: tuple[Collective, ...]
-    flows: tuple[Flow, ...]
+    flows: tuple[FlowSummary, ...]
     inputs: tuple[Input, ...]
-    pipeline: Pipeline | None
-    candidates: tuple[Candidate, ...]
+    pipeline: PipelineSummary | None
+    candidates: tuple[CandidateSummary, ...]
     what_if: tuple[WhatIf, ...]
     planned_ops: dict[str, int]
     padding: Padding | None

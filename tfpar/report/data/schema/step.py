@@ -30,7 +30,7 @@ class Repeat:
 
 
 @dataclasses.dataclass(frozen=True)
-class Layer:
+class LayerSummary:
     """A GraphNode: the ops of one scope.
 
     Attributes:
@@ -105,7 +105,7 @@ class Use:
 
 
 @dataclasses.dataclass(frozen=True)
-class Variable:
+class VariableSummary:
     """A variable of the plan.
 
     Attributes:
@@ -172,7 +172,7 @@ class Collective:
 
 
 @dataclasses.dataclass(frozen=True)
-class Flow:
+class FlowSummary:
     """A tensor of the forward pass that one layer makes and another reads.
 
     Attributes:

@@ -1,0 +1,329 @@
+"""The kinds of constraints, and the functions that make them."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from tfpar.ir.graph import Tensor
+from tfpar.spec import Mesh, Placement, Replicate, Shard, SpecError
+from tfpar.spec.arguments import argument_error, check_list, integer, optional, text, written
+
+
+class Constraint:
+    """Base of all constraints; made by `shard`, `replicate`, `shard_output`, `batch`, `stage`."""
+
+    @property
+    def named_axes(self) -> tuple[str, ...]:
+        """The mesh axes over which it lays something."""
+        return ()
+
+
+class VariableConstraint(Constraint):
+    """A constraint on every variable whose path matches `pattern`.
+
+    Attributes:
+        exact: `pattern` is no regular expression, but the path of one variable.
+        paired: and one that was written down elsewhere, as `ir.names.pair` reads it.
+    """
+
+    pattern: str
+    exact: ClassVar[bool] = False
+    paired: ClassVar[bool] = False
+
+    def placements(self, name: str, shape: Sequence[int], mesh: Mesh) -> dict[int, Placement]:
+        """What it fixes of variable `name`: mesh axis index -> placement."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardVariable(VariableConstraint):
+    """See `shard`."""
+
+    pattern: str
+    dim: int
+    axis: str
+    stride: int | None = None
+
+    def __post_init__(self) -> None:
+        check_pattern(self, self.pattern)
+        _axis(f"{self}: axis", self.axis)
+        stride = None if self.stride is None else integer(f"{self}: stride", self.stride, 1)
+        object.__setattr__(self, "stride", stride)
+        object.__setattr__(self, "dim", integer(f"{self}: dim", self.dim))
+
+    @property
+    def named_axes(self) -> tuple[str, ...]:
+        return (self.axis,)
+
+    def placements(self, name: str, shape: Sequence[int], mesh: Mesh) -> dict[int, Placement]:
+        dim = _normal_dim(self, self.dim, f"variable {name!r}", shape)
+        return {mesh.axis(self.axis): Shard(dim, self.stride)}
+
+    def __str__(self) -> str:
+        stride = "" if self.stride is None else f", stride={written(self.stride)}"
+        laid = f"dim={written(self.dim)}, axis={written(self.axis)}{stride}"
+        return f"shard({written(self.pattern)}, {laid})"
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplicateVariable(VariableConstraint):
+    """See `replicate`."""
+
+    pattern: str
+    axis: str | None = None
+
+    def __post_init__(self) -> None:
+        check_pattern(self, self.pattern)
+        optional(_axis, f"{self}: axis", self.axis)
+
+    @property
+    def named_axes(self) -> tuple[str, ...]:
+        return () if self.axis is None else (self.axis,)
+
+    def placements(self, name: str, shape: Sequence[int], mesh: Mesh) -> dict[int, Placement]:
+        axes = range(mesh.num_axes) if self.axis is None else (mesh.axis(self.axis),)
+        return {a: Replicate() for a in axes}
+
+    def __str__(self) -> str:
+        axis = "" if self.axis is None else f", axis={written(self.axis)}"
+        return f"replicate({written(self.pattern)}{axis})"
+
+
+@dataclasses.dataclass(frozen=True)
+class LayoutVariable(VariableConstraint):
+    """One entry of a layout map: a mesh axis or None for each dim; see `from_layout_map`."""
+
+    pattern: str
+    axes: tuple[str | None, ...]
+
+    def __post_init__(self) -> None:
+        check_pattern(self, self.pattern)
+        for axis in self.axes:
+            optional(_axis, f"{self}: an axis", axis)
+        if len(set(self.named_axes)) != len(self.named_axes):
+            raise SpecError(
+                f"{self} splits two dims over one mesh axis; an axis splits a variable once. "
+                f"Put None for one of the dims."
+            )
+
+    @property
+    def named_axes(self) -> tuple[str, ...]:
+        return tuple(a for a in self.axes if a is not None)
+
+    def placements(self, name: str, shape: Sequence[int], mesh: Mesh) -> dict[int, Placement]:
+        if len(self.axes) > len(shape):
+            raise SpecError(
+                f"{self} lays out {len(self.axes)} dims, but variable {name!r} has shape "
+                f"{tuple(shape)}. Give one axis or None per dim, or narrow the pattern."
+            )
+        found: dict[int, Placement] = {a: Replicate() for a in range(mesh.num_axes)}
+        for dim, axis in enumerate(self.axes):
+            if axis is not None:
+                found[mesh.axis(axis)] = Shard(dim)
+        return found
+
+    def __str__(self) -> str:
+        return f"layout {written(self.pattern)}: {self.axes}"
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardOutput(Constraint):
+    """See `shard_output`."""
+
+    pattern: str
+    dim: int | None
+    axis: str
+
+    def __post_init__(self) -> None:
+        check_pattern(self, self.pattern)
+        _axis(f"{self}: axis", self.axis)
+        object.__setattr__(self, "dim", optional(integer, f"{self}: dim", self.dim))
+
+    @property
+    def named_axes(self) -> tuple[str, ...]:
+        return (self.axis,)
+
+    def placement(self, tensor: Tensor) -> Placement:
+        if self.dim is None:
+            return Replicate()
+        return Shard(_normal_dim(self, self.dim, f"tensor {tensor.name!r}", tensor.shape))
+
+    def __str__(self) -> str:
+        laid = f"dim={written(self.dim)}, axis={written(self.axis)}"
+        return f"shard_output({written(self.pattern)}, {laid})"
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitBatch(Constraint):
+    """See `batch`."""
+
+    axes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for axis in self.axes:
+            _axis(f"{self}: an axis", axis)
+
+    def __str__(self) -> str:
+        return f"batch({', '.join(map(written, self.axes))})"
+
+
+@dataclasses.dataclass(frozen=True)
+class PutInStage(Constraint):
+    """See `stage`."""
+
+    pattern: str
+    index: int
+
+    def __post_init__(self) -> None:
+        check_pattern(self, self.pattern)
+        object.__setattr__(self, "index", integer(f"{self}: index", self.index, 0))
+
+    def __str__(self) -> str:
+        return f"stage({written(self.pattern)}, {written(self.index)})"
+
+
+def shard(pattern: str, dim: int, axis: str, stride: int | None = None) -> Constraint:
+    """Split dimension `dim` of the variables that match over mesh axis `axis`.
+
+    Args:
+        pattern: regular expression for variable paths (or their ends), e.g.
+            `"block_.*/fc1/kernel"`; see the module's docstring.
+        dim: negative counts from the end. A size that does not divide is padded.
+        stride: entries between the starts of neighbouring groups of blocks (Rhino §4.1): with
+            a stride, every run of `stride` entries is split. None gives contiguous blocks.
+    """
+    return ShardVariable(pattern, dim, axis, stride)
+
+
+def replicate(pattern: str, axis: str | None = None) -> Constraint:
+    """Keep the variables that match whole along mesh axis `axis`, or along every axis."""
+    return ReplicateVariable(pattern, axis)
+
+
+def shard_output(pattern: str, dim: int | None, axis: str) -> Constraint:
+    """Split dimension `dim` of an activation over mesh axis `axis`.
+
+    Args:
+        pattern: for the name, or its end, of a scope of forward ops (a layer: `"block_0/mlp"`,
+            with or without the number of the call). What leaves the outermost scopes that
+            match is split; where no scope matches, the first output of the ops that do.
+        dim: negative counts from the end; None keeps the activation whole along `axis`.
+
+    The batch stays split along the batch axes.
+    """
+    return ShardOutput(pattern, dim, axis)
+
+
+def batch(*axes: str) -> Constraint:
+    """Split the batch over exactly these mesh axes; none at all for `batch()`."""
+    return SplitBatch(axes)
+
+
+def stage(pattern: str, index: int) -> Constraint:
+    """Put the layers that match into stage `index` of the pipeline; others are assigned.
+
+        stage("block_1[2-9]", 2)
+
+    Args:
+        pattern: for the name, or its end, of a layer (a scope of forward ops, with or without the
+            number of the call): what is inside goes with it. Where no layer matches, the ops of
+            that name.
+        index: counted from 0, virtual stages too. A layer cannot be in an earlier stage than what
+            it reads.
+    """
+    return PutInStage(pattern, index)
+
+
+def from_layout_map(mapping: Mapping[str, Any]) -> tuple[Constraint, ...]:
+    """Constraints from a `keras.distribution.LayoutMap`, or any mapping like one.
+
+        from_layout_map({".*/fc1/kernel": (None, "model"), ".*/fc1/bias": ("model",)})
+
+    Each value gives a mesh axis name or None per dim. As in Keras, axes that an entry does not
+    name replicate the variable. Entries that match nothing are warned of, not
+    refused: published maps name layers that a model may lack.
+    """
+    if not isinstance(mapping, Mapping):
+        raise argument_error("The layout map", mapping, _A_LAYOUT_MAP)
+    constraints = []
+    for pattern in mapping:
+        layout = mapping[pattern]
+        axes = check_list(
+            f"The layout of {pattern!r}",
+            getattr(layout, "axes", layout),
+            "a mesh axis name or None per dim, e.g. (None, 'model')",
+        )
+        constraints.append(LayoutVariable(pattern, axes))
+    return tuple(constraints)
+
+
+def constraints_of(name: str, given: Any) -> tuple[Constraint, ...]:
+    """The constraints that are `given`: one, several, a layout map, or None for none.
+
+    Args:
+        name: of the argument, in messages.
+
+    Raises:
+        ArgumentError: something else; or SpecError, as of `from_layout_map`.
+    """
+    if given is None:
+        return ()
+    if isinstance(given, Constraint):
+        return (given,)
+    if isinstance(given, Mapping):
+        return from_layout_map(given)
+    found: list[Constraint] = []
+    for one in check_list(name, given, _CONSTRAINTS):
+        if not isinstance(one, Constraint | Mapping | tuple | list):
+            raise argument_error(f"An entry of {name}", one, _A_CONSTRAINT)
+        try:
+            found += constraints_of(name, one)
+        except RecursionError:  # lists in lists, without an end
+            raise argument_error(name, given, _CONSTRAINTS) from None
+    return tuple(found)
+
+
+_A_CONSTRAINT = (
+    "a constraint, which tap.shard, tap.replicate, tap.shard_output, tap.batch, tap.stage, "
+    "tap.keep and tap.from_layout_map make"
+)
+_CONSTRAINTS = f"{_A_CONSTRAINT}, or a list of them"
+_A_LAYOUT_MAP = "a keras.distribution.LayoutMap, or a mapping from patterns to axes"
+
+
+LONGEST_PATTERN = 10_000
+"""Characters of a pattern: to match much longer ones takes minutes."""
+
+
+def check_pattern(constraint: Any, pattern: Any) -> None:
+    """Refuse what is no regular expression; `constraint` says where it was given."""
+    text(f"{constraint}: the pattern", pattern, "a regular expression: a string")
+    if len(pattern) > LONGEST_PATTERN:
+        raise SpecError(
+            f"{type(constraint).__name__}: the pattern has {len(pattern)} characters; write one of "
+            f"{LONGEST_PATTERN} at most, or several constraints."
+        )
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise SpecError(
+            f"{constraint}: the pattern is not a regular expression: {error}."
+        ) from None
+
+
+def _axis(name: str, value: Any) -> str:
+    return text(name, value, "the name of a mesh axis")
+
+
+def _normal_dim(constraint: Constraint, dim: int, what: str, shape: Sequence[int]) -> int:
+    if shape is None or not -len(shape) <= dim < len(shape):
+        rank = 0 if shape is None else len(shape)
+        allowed = f"dim is one of {-rank}..{rank - 1}" if rank else "it has no dims to split"
+        raise SpecError(
+            f"{constraint} matches {what} of shape {shape if shape is None else tuple(shape)}, "
+            f"where {allowed}. Change dim, or narrow the pattern."
+        )
+    return dim % len(shape)

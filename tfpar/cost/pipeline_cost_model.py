@@ -1,0 +1,252 @@
+"""Pricing of a step of several stages: its tasks are priced, and then simulated.
+
+A stage is priced as any step is, by its ops, collectives and tensors (`cost.stage_breakdown`), on
+the ranks that it has. What stages send goes from each rank to its like in another stage, whole or
+in slices (`cost.slices`). The simulation (`cost.simulator`) says what happens when, and
+`PipelineCost` what comes of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+from tfpar.cluster.description import Cluster
+from tfpar.cost.cost import Cost
+from tfpar.cost.pipeline_cost import PipelineCost, ReductionTime, SendTime, StageCost, TaskTime
+from tfpar.cost.pipeline_model import StageNetwork
+from tfpar.cost.simulator import simulate
+from tfpar.cost.slices import ScatterGatherCost
+from tfpar.cost.stage_breakdown import StageCostBreakdown, stage_prices
+from tfpar.cost.stage_transfers import StageTransfers
+from tfpar.cost.task_partition import TaskPartition
+from tfpar.cost.timeline import SimulatedTimeline
+from tfpar.pipeline.actor_ranks import groups_of
+from tfpar.pipeline.graph import RECEIVE_AHEAD, TaskGraph, task_graph
+from tfpar.pipeline.schedule import Schedule
+from tfpar.pipeline.stage_graph import StageGraph
+from tfpar.pipeline.step_graph import is_synchronized
+from tfpar.pipeline.tasks import Task
+
+
+@dataclasses.dataclass(frozen=True)
+class PipelineCostModel:
+    """Stages of a step priced for a schedule's actors, ready to be simulated.
+
+    Attributes:
+        ranks: of each actor.
+        stages: the price of each.
+        graph: what stages read of each other, in bytes of a rank.
+        synchronized: whether updates wait for the gradients of all stages.
+        network: between ranks of different actors.
+        step_s: that a step takes besides; see `Cluster`.
+        limits: bytes that a rank of each actor may hold: the least of its devices.
+        host_limits: the same of the memory of their hosts; infinite where that is not known.
+    """
+
+    ranks: tuple[tuple[int, ...], ...]
+    stages: tuple[StageCostBreakdown, ...]
+    graph: StageGraph
+    synchronized: bool
+    network: StageNetwork
+    step_s: float
+    limits: tuple[float, ...]
+    host_limits: tuple[float, ...]
+
+    @classmethod
+    def of(
+        cls,
+        step: TaskPartition,
+        actors: Sequence[int],
+        cluster: Cluster,
+        recompute: bool = False,
+        order: Sequence[int] = (),
+        among: Sequence[int] = (),
+    ) -> PipelineCostModel:
+        """Price the stages of a step.
+
+        Args:
+            actors: that run each stage.
+            recompute: the backward pass of a stage runs its forward pass again.
+            order: the ranks, actor by actor; by default in their order.
+            among: ranks of the mesh: of each actor it is these whose pace and memory count, and
+                all of them are taken to send as much; by default all.
+
+        Raises:
+            TfparError: the cluster has fewer ranks.
+        """
+        size = step.laid.mesh.size // step.microbatches
+        cluster = cluster.part(order) if order else cluster
+        own = groups_of(max(actors) + 1, size)  # as numbered in `cluster`
+        parts = [cluster.part(group) for group in own]
+        if among:
+            parts = [part.at_pace_of(among) for part in parts]
+        slices = ScatterGatherCost(step.laid.mesh.without_last_axis(), cluster)
+        transfers = StageTransfers(step, actors, slices)
+        prices = stage_prices(transfers, parts, recompute)
+        graph = transfers.stage_graph()
+        pairs = {(link.source, link.target) for link in graph.links}
+        pairs |= {(tie.owner, tie.reader) for tie in graph.ties}
+        sent = {
+            (one, other): [
+                (a, b, 1.0) for a, b in zip(own[actors[one]], own[actors[other]], strict=True)
+            ]
+            for pair in pairs
+            for one, other in (pair, pair[::-1])
+        }
+        return cls(
+            groups_of(len(own), size, order),
+            tuple(prices),
+            graph,
+            is_synchronized(step.crossings),
+            StageNetwork.of(cluster, sent),
+            cluster.step_s,
+            tuple(part.device.memory_bytes for part in parts),
+            tuple(part.host_share_bytes for part in parts),
+        )
+
+    def tasks(self, schedule: Schedule) -> TaskGraph:
+        """Build the tasks of a schedule for these stages.
+
+        Where microbatches join, a stage is through with all of them before the next begins, in
+        whatever order they come.
+
+        Raises:
+            ScheduleError: other stages, or tasks that wait for each other; shows the cycle.
+        """
+        if self.graph.joins:
+            orders = [sorted(order, key=_by_stage) for order in schedule.orders]
+            schedule = Schedule(tuple(map(tuple, orders)))
+        return task_graph(schedule, self.graph, self.synchronized)
+
+    def excess_bytes(self, timeline: SimulatedTimeline) -> float:
+        """Find the most that a rank would need beyond its limit; 0: all fits."""
+        peaks = zip(timeline.peaks, self.limits, strict=True)
+        return max(0.0, *(peak.num_bytes - limit for peak, limit in peaks))
+
+    def run(self, schedule: Schedule) -> SimulatedTimeline:
+        """Simulate a step, whose ranks ask for tensors as early as programs do."""
+        costs = [stage.cost for stage in self.stages]
+        return simulate(self.tasks(schedule), costs, self.network, RECEIVE_AHEAD)
+
+
+def _by_stage(task: Task) -> tuple[bool, int, int]:
+    is_forward = task.kind == "F"
+    return not is_forward, task.stage if is_forward else -task.stage, task.micro
+
+
+def staged_cost(
+    prices: PipelineCostModel, schedule: Schedule, timeline: SimulatedTimeline
+) -> PipelineCost:
+    """Collect the cost of a simulated step by stage.
+
+    Args:
+        timeline: of `prices`, in the order of `schedule`.
+    """
+    sent = [0.0] * len(prices.stages)
+    for transfer in timeline.transfers:
+        sent[transfer.edge.producer.stage] += transfer.edge.num_bytes
+    shares = []
+    for stage, price in enumerate(prices.stages):
+        actor, cost = schedule.actors[stage], price.cost
+        peak, room = timeline.peaks[actor], prices.host_limits[actor]
+        shares.append(
+            StageCost(
+                prices.ranks[actor],
+                cost.seconds["F"],
+                cost.seconds["B"],
+                cost.seconds["U"],
+                cost.reduction_s,
+                timeline.bubbles[actor],
+                sent[stage],
+                timeline.in_flight[stage],
+                cost.fixed_bytes,
+                cost.kept_bytes,
+                peak.num_bytes,
+                "" if peak.task is None else str(peak.task),
+                prices.limits[actor],
+                sum(_on_host(prices, schedule, timeline, actor)),
+                None if math.isinf(room) else room,
+            )
+        )
+    return PipelineCost(
+        timeline.seconds + prices.step_s,
+        timeline.bubble,
+        tuple(shares),
+        tasks=tuple(TaskTime(ran.start, ran.end, str(ran.task)) for ran in timeline.events),
+        sends=tuple(
+            SendTime(
+                sent.start,
+                sent.end,
+                str(sent.edge.producer),
+                sent.edge.consumer.stage,
+                sent.edge.num_bytes,
+            )
+            for sent in timeline.transfers
+        ),
+        reductions=tuple(ReductionTime(*reduced) for reduced in timeline.reductions),
+    )
+
+
+def _on_host(
+    prices: PipelineCostModel, schedule: Schedule, timeline: SimulatedTimeline, actor: int
+) -> tuple[float, float]:
+    """Add up what a rank of an actor has in host memory: slots, and what microbatches in flight
+    keep."""
+    held = [(prices.stages[stage], stage) for stage in schedule.stages_of(actor)]
+    slots = sum(price.host_slot_bytes for price, _ in held)
+    kept = sum(timeline.in_flight[stage] * price.host_activation_bytes for price, stage in held)
+    return slots, kept
+
+
+def bottleneck_cost(
+    prices: PipelineCostModel, schedule: Schedule, timeline: SimulatedTimeline
+) -> Cost:
+    """Collect the cost of a simulated step on one rank: time of the actor that works most, memory
+    of the one that is nearest to its limit.
+
+    Args:
+        timeline: of `prices`, in the order of `schedule`.
+    """
+    actors, micro = range(schedule.num_actors), schedule.num_microbatches
+    busiest = max(actors, key=timeline.busy_s.__getitem__)
+    peaks = [timeline.peaks[actor].num_bytes for actor in actors]
+    fullest = max(actors, key=lambda actor: (peaks[actor] / prices.limits[actor], peaks[actor]))
+    working = [prices.stages[stage] for stage in schedule.stages_of(busiest)]
+    holding = [prices.stages[stage] for stage in schedule.stages_of(fullest)]
+    kept = sum(
+        timeline.in_flight[stage] * prices.stages[stage].cost.kept_bytes
+        for stage in schedule.stages_of(fullest)
+    )
+
+    def by_phase(found: Sequence[Mapping[str, float]]) -> tuple[float, float, float]:
+        total = {kind: sum(one[kind] for one in found) for kind in "FIWU"}
+        return micro * total["F"], micro * (total["I"] + total["W"]), total["U"]
+
+    compute = by_phase([price.compute_s for price in working])
+    waiting = by_phase([price.waiting_s for price in working])
+    busy = sum(compute) + sum(waiting)
+    weights = sum(price.weight_bytes for price in holding)
+    state = sum(price.state_bytes for price in holding)
+    away = [_on_host(prices, schedule, timeline, actor) for actor in actors]
+    host_slots, host_activations = max(away, key=sum)
+    reduction = sum(price.cost.reduction_s for price in working)
+    exposed = min(reduction, max(0.0, timeline.seconds - busy))
+    return Cost(
+        timeline.seconds + prices.step_s,
+        compute,
+        waiting,
+        reduction,
+        exposed,
+        max(price.bucket_bytes for price in working),
+        weights,
+        state,
+        sum(price.sum_bytes for price in holding),
+        kept,
+        timeline.peaks[fullest].num_bytes - weights - state,
+        bubble_s=max(0.0, timeline.seconds - busy - exposed),
+        collectives=sum(price.collectives for price in working),
+        host_slot_bytes=host_slots,
+        host_activation_bytes=host_activations,
+    )

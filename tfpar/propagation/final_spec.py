@@ -1,0 +1,82 @@
+"""In which spec a fresh tensor is kept.
+
+As it was made, but for three things: a plan may anchor it; Partials are reduced or scattered where
+they are not better carried on (`deferral`); and splits that propagation started end before a weight
+(`own_splits`). Gradients of 16 bits are laid as the variables that they update
+(`find_narrow_gradients`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from tfpar.ir.graph import Tensor
+from tfpar.ir.traits import REFERENCES
+from tfpar.propagation.consumer_spec import preferred_shard
+from tfpar.propagation.memo_trie import memoize_strategy
+from tfpar.propagation.own_splits import ends_at_weight
+from tfpar.propagation.state import PropagationState
+from tfpar.propagation.view import View, known_spec
+from tfpar.spec import Partial, Placement, Replicate, Shard, Spec, canonical, drop_uneven_shards
+
+
+def choose_final_spec(state: PropagationState, tensor: Tensor, made: Spec) -> Spec:
+    """The spec in which `tensor`, made as `made`, is kept."""
+    anchor = state.anchor_of(tensor)
+    if anchor is None:
+        return resolved_spec(state, tensor, made)
+    shape = tensor.shape or ()
+    left_open = state.mesh.num_axes - len(anchor)
+    if left_open:
+        anchor = (*anchor, *resolved_spec(state, tensor, made)[-left_open:])
+        anchor = drop_uneven_shards(shape, anchor, state.mesh)
+    return canonical(shape, anchor, state.mesh)
+
+
+def resolved_spec(state: PropagationState, tensor: Tensor, made: Spec) -> Spec:
+    """The same, if nothing anchors `tensor`."""
+    if state.confined or tensor.dtype in REFERENCES:
+        return made
+    data_axes = state.anchors.data_axes
+    key = resolved_spec, tensor, made
+    return memoize_strategy(state, key, lambda view: _resolved(view, tensor, made, data_axes))
+
+
+def _resolved(view: View, tensor: Tensor, made: Spec, data_axes: Collection[int]) -> Spec:
+    if tensor in view.prepared.narrow and not any(isinstance(p, Partial) for p in made):
+        kept = _as_updated(view, tensor, made)
+    else:
+        kept = tuple(
+            _kept_along(view, tensor, axis, made, axis in data_axes) for axis in range(len(made))
+        )
+    # Where it is not as made along one axis, the strides along later ones may not fit.
+    return kept if kept == made else drop_uneven_shards(tensor.shape or (), kept, view.mesh)
+
+
+def _kept_along(view: View, tensor: Tensor, axis: int, made: Spec, splits_data: bool) -> Placement:
+    placement = made[axis]
+    if isinstance(placement, Partial):
+        if _carries(view, tensor, axis, made):
+            return placement
+        return preferred_shard(view, tensor, axis, made) or Replicate()
+    if not splits_data and ends_at_weight(view, tensor, axis, made):
+        return Replicate()
+    return placement
+
+
+def _carries(view: View, tensor: Tensor, axis: int, made: Spec) -> bool:
+    """Whether `tensor`, made Partial along `axis`, is better carried on than reduced."""
+    carry = view.prepared.carried.get(tensor)
+    if carry is None or made[axis] is not Partial("sum"):
+        return False
+    return carry.holds(axis, made, view.mesh, lambda t: known_spec(view, t))
+
+
+def _as_updated(view: View, tensor: Tensor, made: Spec) -> Spec:
+    """`made`, split as the variables that `tensor` updates are split."""
+    kept = list(made)
+    for axis, placement in enumerate(made):
+        if isinstance(placement, Shard):
+            wanted = preferred_shard(view, tensor, axis, made)
+            kept[axis] = wanted if isinstance(wanted, Shard) else placement
+    return tuple(kept)
