@@ -35,9 +35,9 @@ from tfpar.cost.pricer import Pricer
 from tfpar.ir.roles import UPDATE
 from tfpar.plans import Plan
 from tfpar.rewrite.chunks import CHUNKS
-from tfpar.search.as_planned import as_planned
 from tfpar.search.chunks import choose_num_chunks
-from tfpar.search.laid import laid_graph, priced_roles
+from tfpar.search.plan_propagation import priced_roles, propagate_transformed
+from tfpar.search.plan_transforms import apply_plan_transforms
 from tfpar.search.price import SingleStagePricer, cost_of
 from tfpar.search.problem import Problem
 
@@ -164,7 +164,7 @@ def rest_seconds(step: CapturedStep, cluster: Cluster, devices: int) -> float:
     shared out evenly among so many, but for the start of each op."""
     alone = fit_to_mesh(cluster, tap.Mesh.of([1]))
     plan, problem = atp.planned(step, alone, 1, 1)
-    laid = laid_graph(plan, as_planned(problem, plan))
+    laid = propagate_transformed(plan, apply_plan_transforms(problem, plan))
     roles = priced_roles(laid, problem)
     pricer, start = Pricer(laid.mesh, alone, roles), alone.device.launch_s
     assert plan.cost is not None

@@ -56,7 +56,7 @@ class Planning:
         from tfpar.keras.adapter import parallel_model
         from tfpar.planning.problems import state_problem
         from tfpar.planning.request import PlanRequest
-        from tfpar.search.laid import lay_out
+        from tfpar.search.plan_propagation import propagate_plan
         from tfpar.search.tap.planner import TapPlanner
 
         clock = _Clock()
@@ -74,7 +74,7 @@ class Planning:
         planner = TapPlanner()
         plan = planner.solve(problem)
         search_s = clock.lap()
-        lay_out(plan, problem)
+        propagate_plan(plan, problem)
         layout_s = clock.lap()
         return {
             "parameters": sum(w.value.shape.num_elements() for w in model.trainable_weights),

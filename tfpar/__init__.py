@@ -49,7 +49,7 @@ _EXPORTS = {
     "GraphProgram": "tfpar.graph_program",
     "auto_parallel": "tfpar.api",
     "Monitor": "tfpar.monitor.callback",
-    "SearchInterrupted": "tfpar.search.so_far",
+    "SearchInterrupted": "tfpar.search.incumbent",
     "Trials": "tfpar.search.objective",
     "calibrate": "tfpar.calibration.calibrate",
     "coverage": "tfpar.api",
@@ -124,8 +124,8 @@ if TYPE_CHECKING:
     from tfpar.pipeline import Pipeline, Schedule
     from tfpar.plans import Offload, Plan, keep
     from tfpar.rules import make_rule, register_rule
+    from tfpar.search.incumbent import SearchInterrupted
     from tfpar.search.objective import Trials
-    from tfpar.search.so_far import SearchInterrupted
     from tfpar.spec import Mesh, Partial, Replicate, Shard, TfparError, split
     from tfpar.verification import verify
 

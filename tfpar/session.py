@@ -26,7 +26,7 @@ from tfpar.plans import Plan
 from tfpar.runtime.detect import every_rank, find_machines
 from tfpar.runtime.ranks import Ranks
 from tfpar.scopes import active
-from tfpar.search.so_far import SearchInterrupted
+from tfpar.search.incumbent import SearchInterrupted
 from tfpar.settings import Settings
 from tfpar.spec import Mesh
 from tfpar.timeline.recorder import Recorder, this_recorder

@@ -33,8 +33,8 @@ from tfpar.planning.step_search import StepSearch
 from tfpar.plans import Plan
 from tfpar.report.progress import Reporter, reporting
 from tfpar.runtime.detect import find_machines
+from tfpar.search.incumbent import SearchInterrupted
 from tfpar.search.problem import Problem
-from tfpar.search.so_far import SearchInterrupted
 from tfpar.session import Session
 from tfpar.settings import Settings
 from tfpar.spec import Mesh, TfparError

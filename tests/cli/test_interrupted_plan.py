@@ -11,7 +11,7 @@ import pytest
 from tests import preloaded
 from tests.cli.train import tfpar
 from tests.launch.programs import variables
-from tests.search.test_so_far import Interrupted, python_handles_it  # noqa: F401 - a fixture
+from tests.search.test_incumbent import Interrupted, python_handles_it  # noqa: F401 - a fixture
 from tests.time_limits import time_limit
 from tfpar.plans import Plan
 from tfpar.search.planners import PLANNERS

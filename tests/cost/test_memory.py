@@ -18,8 +18,8 @@ from tfpar.plans import plan_from_constraints
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned_graph import Anchors
 from tfpar.propagation.prepared_graph import prepare
-from tfpar.search.laid import lay_out
 from tfpar.search.model.folded_model import FoldedModel
+from tfpar.search.plan_propagation import propagate_plan
 from tfpar.search.planners import find_planner
 from tfpar.search.tap.mesh_search import MeshSearch
 from tfpar.spec import Mesh, Replicate, Shard, local_shape
@@ -213,7 +213,7 @@ def test_libraries_keep_a_buffer_for_what_they_pack():
 
 def test_an_update_has_a_temporary_for_each_of_two_slots():
     problem = Captured.saved("one_large_layer").problem([1], "rhino-m8")
-    laid = lay_out(find_planner("tap").solve(problem), problem)
+    laid = propagate_plan(find_planner("tap").solve(problem), problem)
     pricer = Pricer(laid.mesh, problem.cluster, Roles.of(laid.graph))
     without, slots = (live_peak(laid, pricer, 0.0, ratio).num_bytes for ratio in (0.0, 2.0))
     assert slots - without == 8 * 4096 * 4

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tfpar as tap
-from tests.search.test_so_far import Interrupted, python_handles_it  # noqa: F401 - a fixture
+from tests.search.test_incumbent import Interrupted, python_handles_it  # noqa: F401 - a fixture
 from tfpar.planning.stage_planner import assign_stages
 from tfpar.search.tap.planner import TapPlanner
 

@@ -15,8 +15,8 @@ from tests.equivalence import assert_equivalent
 from tests.search.problems import Captured, assert_priced_as_a_whole, within
 from tfpar.planning.solve import find_plan
 from tfpar.plans import Plan, plan_from_constraints
-from tfpar.search.laid import lay_out
 from tfpar.search.model.folded_model import FoldedModel
+from tfpar.search.plan_propagation import propagate_plan
 from tfpar.search.planners import find_planner
 from tfpar.search.rhino.axis_space import AxisConstraints, AxisStrategySpace
 from tfpar.search.rhino.costs import Costs
@@ -33,7 +33,7 @@ ASKED = (
 
 def check(problem, plan: Plan) -> None:
     """Every tensor can lie as the plan has it, and the plan is a file that can be read."""
-    laid = lay_out(plan, problem)
+    laid = propagate_plan(plan, problem)
     assert all(fits(tensor.shape or (), spec, laid.mesh) for tensor, spec in laid.specs.items())
     assert Plan.from_json(plan.to_json()) == plan
     assert plan.summary(laid)

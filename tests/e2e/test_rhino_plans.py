@@ -28,7 +28,7 @@ class Fastest:
     name = "rhino"
 
     def solve(self, problem):
-        return RhinoPlanner().solve(problem.aiming(uncertainty=0.0))
+        return RhinoPlanner().solve(problem.with_objective(uncertainty=0.0))
 
 
 FASTEST = Fastest()

@@ -9,7 +9,7 @@ import pytest
 
 from tests.search.problems import Captured
 from tfpar.planning import solve
-from tfpar.search.at_peak import AtPeak
+from tfpar.search.peak_model import PeakMemoryModel
 from tfpar.search.tap.planner import TapPlanner
 from tfpar.spec import MemoryLimitError
 
@@ -29,8 +29,8 @@ class Listening(TapPlanner):
 def test_the_next_limit_is_as_much_below_what_was_expected_as_that_was_exceeded(monkeypatch):
     problem = Captured.saved("mlp").problem([2, 2], "v100-ethernet")
     problem = dataclasses.replace(problem, microbatches=4, kept_part=0.25)
-    cost = TapPlanner().solve(problem.aiming(memory_limit=math.inf)).cost
-    expected = problem.stored_bytes(cost, AtPeak.of(cost))
+    cost = TapPlanner().solve(problem.with_objective(memory_limit=math.inf)).cost
+    expected = problem.stored_bytes(cost, PeakMemoryModel.of(cost))
 
     def four_times_as_much(plan, *_):
         more = dataclasses.replace(plan.cost, weight_bytes=4 * expected, state_bytes=0.0)
@@ -39,7 +39,7 @@ def test_the_next_limit_is_as_much_below_what_was_expected_as_that_was_exceeded(
     monkeypatch.setattr(solve, "price_in_microbatches", four_times_as_much)
     planner = Listening()
     with pytest.raises(MemoryLimitError):
-        solve.find_plan(problem.aiming(memory_limit=2 * expected), planner)
+        solve.find_plan(problem.with_objective(memory_limit=2 * expected), planner)
     fastest, *others = planner.limits
     assert fastest == math.inf and others[0] == pytest.approx(expected / 2)
     assert others[1] < others[0], "what was found for that is a quarter of what it turns out to be"

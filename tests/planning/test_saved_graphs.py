@@ -21,7 +21,7 @@ from tfpar.planning.solve import find_plan
 from tfpar.plans import Plan
 from tfpar.rewrite.local_graph import build_local_program
 from tfpar.rewrite.reshard import COLLECTIVE_TYPES
-from tfpar.search.laid import lay_out
+from tfpar.search.plan_propagation import propagate_plan
 from tfpar.search.planners import find_planner
 from tfpar.search.problem import Problem
 from tfpar.spec import Mesh
@@ -71,8 +71,8 @@ def test_a_saved_step_is_simple_already(name):
 @pytest.mark.parametrize("name, planner", PLANNED)
 def test_a_plan_costs_what_its_whole_graph_does(name, planner):
     problem, plan = planned(name, planner)
-    laid = lay_out(plan, problem)
-    roles = Roles.of(laid.graph, times=dict.fromkeys(problem.stand_ins, 0))
+    laid = propagate_plan(plan, problem)
+    roles = Roles.of(laid.graph, times=dict.fromkeys(problem.zero_cost_ops, 0))
     cost = evaluate(laid, problem.cluster, roles, problem.state_ratio)
     assert plan.cost is not None
     if plan.chunks == 1:
@@ -84,7 +84,7 @@ def test_a_plan_costs_what_its_whole_graph_does(name, planner):
 @pytest.mark.parametrize("name, planner", PLANNED)
 def test_what_is_predicted_is_what_the_program_holds(name, planner):
     problem, plan = planned(name, planner)
-    laid = lay_out(plan, problem)
+    laid = propagate_plan(plan, problem)
     predicted = Counter((kind, axes) for kind, axes, _ in laid.collectives())
     program = build_local_program(laid)
     emitted = Counter(
@@ -110,7 +110,7 @@ def test_a_plan_survives_a_file(name, planner):
     assert plan.mesh.size == 4 and plan.fingerprint == problem.fingerprint
     read = Plan.from_json(plan.to_json())
     assert read.to_json() == plan.to_json()
-    assert str(lay_out(read, problem)) == str(lay_out(plan, problem))
+    assert str(propagate_plan(read, problem)) == str(propagate_plan(plan, problem))
 
 
 def test_deciding_every_op_is_no_slower_than_deciding_weights():

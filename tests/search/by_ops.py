@@ -6,7 +6,7 @@ import dataclasses
 
 from tfpar.plans import Plan, PlannedVariable
 from tfpar.propagation.partitioned_graph import OpPlan
-from tfpar.search.laid import lay_out
+from tfpar.search.plan_propagation import propagate_plan
 from tfpar.search.problem import Problem
 from tfpar.spec import Mesh, replicated_spec
 
@@ -33,7 +33,7 @@ class ByOps:
             },
             planner=self.name,
         )
-        laid = lay_out(plan, problem)
+        laid = propagate_plan(plan, problem)
         nothing = replicated_spec(1)
         ops = {}
         for op, decision in laid.decisions.items():

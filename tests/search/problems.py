@@ -19,8 +19,8 @@ from tfpar.planning.problems import state_problem
 from tfpar.planning.request import PlanRequest
 from tfpar.plans import Plan
 from tfpar.propagation.partitioned_graph import PartitionedGraph
-from tfpar.search.laid import lay_out, priced_roles
 from tfpar.search.objective import Budget
+from tfpar.search.plan_propagation import priced_roles, propagate_plan
 from tfpar.search.problem import Problem
 from tfpar.spec import Mesh
 
@@ -68,7 +68,7 @@ class Captured:
         grid = Mesh.of(mesh)
         request = PlanRequest(grid, find_cluster(cluster, grid), tuple(constraints))
         problem = state_problem(self.step, request, self.batch, state_ratio=2.0)
-        return problem.aiming(uncertainty=uncertainty)
+        return problem.with_objective(uncertainty=uncertainty)
 
 
 def within(seconds: float | None, problem: Problem) -> Problem:
@@ -78,7 +78,7 @@ def within(seconds: float | None, problem: Problem) -> Problem:
 
 def partition(problem: Problem, plan: Plan) -> PartitionedGraph:
     """The whole, unfolded graph laid as `plan` says, by plain propagation."""
-    return lay_out(plan, problem)
+    return propagate_plan(plan, problem)
 
 
 def price(problem: Problem, plan: Plan) -> Cost:

@@ -18,7 +18,7 @@ from tfpar.ir.fingerprint import fingerprint
 from tfpar.planning.solve import find_plan
 from tfpar.search.cache import PlanCache
 from tfpar.search.meshes import given_mesh, logical_meshes
-from tfpar.search.problem import Fixed, Problem
+from tfpar.search.problem import ConstrainedSpec, Problem
 from tfpar.search.tap.planner import TapPlanner
 from tfpar.spec import Mesh, PlanError, Replicate, Shard
 
@@ -114,11 +114,11 @@ OTHERS = {
     "batch axes": problem(meshes=[given_mesh(MESH, ["data", "model"])]),
     "nothing batched": problem(batched=frozenset()),
     "constraint": problem(
-        meshes=[given_mesh(MESH, ["data"])], fixed={"head/kernel": Fixed(COLUMNS, "so")}
+        meshes=[given_mesh(MESH, ["data"])], fixed={"head/kernel": ConstrainedSpec(COLUMNS, "so")}
     ),
     "another spec": problem(
         meshes=[given_mesh(MESH, ["data"])],
-        fixed={"head/kernel": Fixed((Replicate(), Shard(0)), "so")},
+        fixed={"head/kernel": ConstrainedSpec((Replicate(), Shard(0)), "so")},
     ),
     "optimizer": problem(state_ratio=2.0),
     "XLA": problem(jit_compile=True),

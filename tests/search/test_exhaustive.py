@@ -19,7 +19,7 @@ from tfpar.search.auto import AutoPlanner
 from tfpar.search.exhaustive import MAX_PLANS, ExhaustivePlanner
 from tfpar.search.meshes import given_mesh
 from tfpar.search.planners import find_planner
-from tfpar.search.problem import Fixed, step_anchors
+from tfpar.search.problem import ConstrainedSpec, step_anchors
 from tfpar.search.rhino import RhinoPlanner
 from tfpar.search.tap.planner import TapPlanner
 from tfpar.spec import ArgumentError, Mesh, PlanError, Replicate, Shard, parse_spec
@@ -118,12 +118,12 @@ def test_rhino_finds_the_best_of_all_ways_to_run_few_ops(name, mesh):
     ),
 )
 def test_the_plan_that_stores_least_is_found_where_nothing_fits(name, planner):
-    asked = problem(SMALLEST[name](), [2]).aiming(memory_limit=0.0)
+    asked = problem(SMALLEST[name](), [2]).with_objective(memory_limit=0.0)
     found = {"tap": TapPlanner(), **BY_OPS}[planner].solve(asked)
     space = ExhaustivePlanner("weights" if planner == "tap" else "ops")
     least = space.solve(asked)
     assert found.cost.memory_bytes >= least.cost.memory_bytes
-    fastest = space.solve(asked.aiming(memory_limit=None))
+    fastest = space.solve(asked.with_objective(memory_limit=None))
     assert least.cost.memory_bytes <= fastest.cost.memory_bytes
 
 
@@ -133,7 +133,7 @@ def test_what_is_given_stays_and_leaves_fewer_plans():
     asked = dataclasses.replace(
         free,
         meshes=[given_mesh(Mesh(("data", "model"), (1, 2)), ["data"])],
-        fixed={"left/kernel": Fixed(column, "so")},
+        fixed={"left/kernel": ConstrainedSpec(column, "so")},
         constraints=("so",),
     )
     planner = ExhaustivePlanner()
@@ -173,7 +173,7 @@ def test_a_search_that_ends_early_has_the_best_so_far():
 
 def test_of_near_plans_the_simplest_is_taken_here_too():
     asked = problem(GRAPHS["a large batch"](), [2])
-    simple = ExhaustivePlanner().solve(asked.aiming(uncertainty=10.0))
+    simple = ExhaustivePlanner().solve(asked.with_objective(uncertainty=10.0))
     quick = ExhaustivePlanner().solve(asked)
     assert quick.passed_over is None
     assert simple.cost.collectives <= quick.cost.collectives

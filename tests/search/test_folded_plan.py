@@ -13,7 +13,7 @@ from tfpar.plans import PricedCandidate, SpecOption
 from tfpar.propagation.partitioned_graph import Anchors, OpPlan
 from tfpar.search.folded_plan import FoldedPlan, count_split, unfold_plan
 from tfpar.search.model.folded_model import FoldedModel
-from tfpar.search.problem import Fixed
+from tfpar.search.problem import ConstrainedSpec
 from tfpar.spec import Mesh, parse_spec
 
 MESH = Mesh.of({"data": 1, "model": 2})
@@ -68,7 +68,7 @@ def test_what_is_not_named_is_left_to_propagation(asked, model):
 
 
 def test_what_is_given_has_the_say(asked, model):
-    given = dataclasses.replace(asked, fixed={kernel(0): Fixed(ROWS, "the user")})
+    given = dataclasses.replace(asked, fixed={kernel(0): ConstrainedSpec(ROWS, "the user")})
     plan = unfold_plan(given, model, of_block(0, COLUMNS), "stub")
     assert (plan.variables[kernel(0)].spec, plan.variables[kernel(0)].why) == (ROWS, "the user")
 

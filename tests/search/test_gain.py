@@ -68,7 +68,7 @@ def model_seconds(problem, model) -> float:
 def test_what_is_not_a_matter_of_steps_takes_what_it_takes(problem, model):
     assert allowed_seconds(problem, model) == math.inf
     assert allowed_seconds(for_steps(problem, 1, seconds=60.0), model) == math.inf
-    nothing_fits = for_steps(problem.aiming(memory_limit=1.0), 1)
+    nothing_fits = for_steps(problem.with_objective(memory_limit=1.0), 1)
     assert allowed_seconds(nothing_fits, model) == math.inf
 
 

@@ -74,7 +74,7 @@ def test_the_bound_is_below_what_any_plan_stores():
         problem = dataclasses.replace(problem, offload=Offload())
         least = LeastMemory.of(problem)
         assert least.gradient_bytes == pytest.approx(least.weight_bytes, rel=0.01), "each once"
-        stored = TapPlanner().solve(problem.aiming(memory_limit=0.0)).cost.memory_bytes
+        stored = TapPlanner().solve(problem.with_objective(memory_limit=0.0)).cost.memory_bytes
         assert 2 * stored / 3 < least.total <= 2 * stored, name
 
 

@@ -18,8 +18,8 @@ from tfpar.planning.memory.relayout import fastest_plan
 from tfpar.planning.memory.shard_slots import with_sharded_slots
 from tfpar.planning.solve import find_plan
 from tfpar.plans import Offload, OffloadPlan, Plan
-from tfpar.search.as_planned import as_planned
 from tfpar.search.cache import problem_digest
+from tfpar.search.plan_transforms import apply_plan_transforms
 from tfpar.search.price import price_whole
 from tfpar.search.tap.planner import TapPlanner
 from tfpar.spec import PlanError, SpecError
@@ -85,7 +85,7 @@ def test_in_the_memory_of_the_host_nothing_is_gained(problem, fastest, together)
 def test_as_many_as_it_takes(problem, fastest):
     def found(saved: float) -> tuple[str, ...]:
         limit = fastest.cost.memory_bytes - saved
-        plan = with_offloaded_slots(fastest, problem.aiming(memory_limit=limit))
+        plan = with_offloaded_slots(fastest, problem.with_objective(memory_limit=limit))
         return plan.offloaded.slots
 
     assert found(1.0) in (NAMES[:1], NAMES)
@@ -97,14 +97,16 @@ def test_as_many_as_it_takes(problem, fastest):
 
 
 def solved(problem, limit: float) -> Plan:
-    plan = solve_under_memory_limit(problem.aiming(memory_limit=limit), TapPlanner())
+    plan = solve_under_memory_limit(problem.with_objective(memory_limit=limit), TapPlanner())
     assert plan.cost is not None
     return plan
 
 
 def below_all_others(problem, fastest) -> float:
     """A limit that no plan keeps to that has all its slots on devices."""
-    least = with_sharded_slots(TapPlanner().solve(problem.aiming(memory_limit=0.0)), problem)
+    least = with_sharded_slots(
+        TapPlanner().solve(problem.with_objective(memory_limit=0.0)), problem
+    )
     split = with_sharded_slots(fastest, problem)
     assert least is None
     return split.cost.memory_bytes - split.cost.state_bytes / 2
@@ -145,9 +147,9 @@ def weights(problem) -> list[str]:
 
 
 def test_the_problem_of_a_plan(problem, fastest):
-    again = as_planned(problem, away(fastest))
+    again = apply_plan_transforms(problem, away(fastest))
     assert [v.name for v in again.graph.variables if v.offloaded] == [*NAMES]
-    assert again.graph is as_planned(problem, away(fastest)).graph
+    assert again.graph is apply_plan_transforms(problem, away(fastest)).graph
     assert not any(v.offloaded for v in problem.graph.variables)
     with pytest.raises(PlanError, match="does not have: 'no'"):
         away(fastest, "no")

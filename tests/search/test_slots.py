@@ -19,9 +19,9 @@ from tfpar.planning.memory.shard_slots import (
     with_sharded_slots,
 )
 from tfpar.plans import Plan
-from tfpar.search.as_planned import as_planned
-from tfpar.search.laid import lay_out
 from tfpar.search.meshes import given_mesh
+from tfpar.search.plan_propagation import propagate_plan
+from tfpar.search.plan_transforms import apply_plan_transforms
 from tfpar.search.price import price_whole
 from tfpar.search.tap.planner import TapPlanner
 from tfpar.spec import Mesh, Replicate, Shard
@@ -86,7 +86,7 @@ def test_what_is_saved_is_what_it_costs_less(problem, fastest):
 
 
 def test_gradients_are_scattered_and_new_weights_gathered(problem, fastest):
-    laid = lay_out(shard_slots(fastest, problem), problem)
+    laid = propagate_plan(shard_slots(fastest, problem), problem)
     kinds = [moved.kind for moved in laid.communications()]
     assert kinds.count("reduce_scatter") == kinds.count("all_gather") == 3
     assert kinds.count("all_reduce") == 1  # of the loss
@@ -95,10 +95,10 @@ def test_gradients_are_scattered_and_new_weights_gathered(problem, fastest):
 
 
 def test_the_problem_of_a_plan_without_split_slots_stays_as_it_is(problem, fastest):
-    assert as_planned(problem, fastest) is problem
-    apart = as_planned(problem, shard_slots(fastest, problem))
+    assert apply_plan_transforms(problem, fastest) is problem
+    apart = apply_plan_transforms(problem, shard_slots(fastest, problem))
     assert not find_separate_slots(problem.graph) and len(find_separate_slots(apart.graph)) == 3
-    assert as_planned(problem, shard_slots(fastest, problem)).graph is apart.graph
+    assert apply_plan_transforms(problem, shard_slots(fastest, problem)).graph is apart.graph
 
 
 def test_without_slots_nothing_is_split():
@@ -128,8 +128,8 @@ def test_what_divides_unevenly_stays_whole():
 def test_slots_are_split_before_anything_else_where_that_makes_a_plan_fit(problem, fastest):
     cost = fastest.cost
     limit = cost.memory_bytes - saved_by_sharded_slots(fastest, problem) / 2
-    within = problem.aiming(memory_limit=limit)
-    assert problem.aiming(memory_limit=limit).excess_in_parts(cost)
+    within = problem.with_objective(memory_limit=limit)
+    assert problem.with_objective(memory_limit=limit).excess_in_parts(cost)
     found = solve_under_memory_limit(within, TapPlanner())
     assert slots_of(found) and not found.recompute and weights_of(found) == {WHOLE}
     assert not within.excess(found.cost)

@@ -54,7 +54,7 @@ def test_near_the_fastest_the_fewest_collectives_are_taken(problem):
     quick, plain, slow = Candidate.of(1.0, 50), Candidate.of(1.09, 3), Candidate.of(1.11, 0)
     assert fastest([plain, quick, slow], problem) is quick
     assert pick_simplest([plain, quick, slow], problem) is plain
-    sure = problem.aiming(uncertainty=0.0)
+    sure = problem.with_objective(uncertainty=0.0)
     assert pick_simplest([plain, quick, slow], sure) is quick
 
 

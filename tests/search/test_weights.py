@@ -10,7 +10,7 @@ from tests.search.tiny import chain, problem
 from tfpar.ir.graph import Op, Variable
 from tfpar.search.meshes import LogicalMesh
 from tfpar.search.model.folded_model import FoldedModel
-from tfpar.search.problem import Fixed
+from tfpar.search.problem import ConstrainedSpec
 from tfpar.search.weights import WeightGroup, resembling, weight_groups, weight_options
 from tfpar.spec import Mesh, format_spec, parse_spec
 
@@ -55,7 +55,7 @@ def test_weights_are_decided_in_the_order_of_the_graph(asked, model):
 
 
 def test_what_is_given_is_not_decided(asked, model):
-    fixed = {"layer_1/kernel": Fixed(parse_spec("R,S(0)"), "so")}
+    fixed = {"layer_1/kernel": ConstrainedSpec(parse_spec("R,S(0)"), "so")}
     given = dataclasses.replace(asked, fixed=fixed)
     assert [g.name for g in weight_groups(given, model, ONE_AXIS)] == ["layer_2/kernel"]
 

@@ -22,7 +22,7 @@ from tfpar.options import PlanKeywords, settings_of
 from tfpar.plans import Offload, Plan
 from tfpar.report.data.build import build_report
 from tfpar.report.what_if import what_if
-from tfpar.search.so_far import SearchInterrupted
+from tfpar.search.incumbent import SearchInterrupted
 from tfpar.session import Session
 from tfpar.settings import Settings
 from tfpar.spec import Mesh, PlanError, TfparError

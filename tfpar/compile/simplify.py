@@ -21,7 +21,7 @@ from tfpar.ir.step import StepGraph
 from tfpar.ir.text import format_step
 from tfpar.plans.offload import OffloadPlan
 from tfpar.propagation.prepared_graph import PreparedGraph, prepare
-from tfpar.search.offload import slots_of, with_activations_offloaded, with_slots_offloaded
+from tfpar.search.offload import offload_graph_activations, offload_graph_slots, slots_of
 from tfpar.search.recompute import recompute_blocks
 
 
@@ -103,10 +103,10 @@ def offload_step(step: StepGraph, names: OffloadPlan, observe: Observer = ignore
     blocks, weights = names.activations, names.slots
     with _in_order("Offloading", step):
         if blocks:
-            step.rewrite(lambda graph: with_activations_offloaded(graph, blocks, step.gradients))
+            step.rewrite(lambda graph: offload_graph_activations(graph, blocks, step.gradients))
         if weights:
             step.rewrite(
-                lambda graph: with_slots_offloaded(graph, weights, slots_of(graph), step.gradients)
+                lambda graph: offload_graph_slots(graph, weights, slots_of(graph), step.gradients)
             )
     if names:
         observe("offload", functools.partial(format_step, step))

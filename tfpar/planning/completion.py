@@ -11,11 +11,11 @@ from tfpar.cost.evaluate import evaluate
 from tfpar.ir.collection import collection_paused
 from tfpar.plans import Plan, PricedCandidate
 from tfpar.propagation.engine import propagate
-from tfpar.search.laid import lay_out
+from tfpar.search.batch_shares import optimize_shares, uneven_axes
 from tfpar.search.model.folded_model import folded_model
+from tfpar.search.plan_propagation import propagate_plan
 from tfpar.search.price import make_step_pricer
 from tfpar.search.problem import Problem
-from tfpar.search.shares import in_shares, uneven_axes
 from tfpar.spec import Mesh
 
 
@@ -33,7 +33,7 @@ def balance_shares(plan: Plan, problem: Problem, cluster: Cluster, batch_size: i
         step = make_step_pricer(plan, problem, machines)
         if step is None:
             return plan
-        return in_shares(step, plan, machines, batch_size, problem.memory_limit)
+        return optimize_shares(step, plan, machines, batch_size, problem.memory_limit)
 
 
 def attach_partitioned(plan: Plan, problem: Problem, cluster: Cluster) -> Plan:
@@ -43,7 +43,7 @@ def attach_partitioned(plan: Plan, problem: Problem, cluster: Cluster) -> Plan:
         cluster: of all ranks.
     """
     compared = _with_baselines(plan, problem, cluster)
-    return compared.with_partitioned(lay_out(plan, problem))
+    return compared.with_partitioned(propagate_plan(plan, problem))
 
 
 def _with_baselines(plan: Plan, problem: Problem, cluster: Cluster) -> Plan:

@@ -19,7 +19,7 @@ from tfpar.cluster.description import Cluster
 from tfpar.pipeline import Pipeline
 from tfpar.planning.candidates import Candidate, Order, Proposal
 from tfpar.planning.relaxed_estimate import RelaxedEstimate
-from tfpar.search.so_far import SearchInterrupted
+from tfpar.search.incumbent import SearchInterrupted
 from tfpar.spec import PlanError, ScheduleError, SpecError, TfparError
 
 

@@ -19,8 +19,8 @@ from tfpar.planning.step_search import StepEvaluator, StepSearch
 from tfpar.planning.stopping import Enough, needs_no_stages, reaches_compute_bound
 from tfpar.planning.strategy_search import StrategySearch
 from tfpar.plans import Plan
+from tfpar.search.incumbent import SearchInterrupted
 from tfpar.search.problem import Problem
-from tfpar.search.so_far import SearchInterrupted
 from tfpar.settings import Settings
 from tfpar.spec import PlanError
 

@@ -15,7 +15,7 @@ from tfpar.plans import Offload
 from tfpar.search.memo import Memo
 from tfpar.search.meshes import given_mesh, logical_meshes
 from tfpar.search.offload import bound_to_device
-from tfpar.search.problem import Fixed, Problem
+from tfpar.search.problem import ConstrainedSpec, Problem
 from tfpar.spec import Spec
 
 MOST_KEPT = 3
@@ -129,8 +129,10 @@ def _free_problem(
         batched=batched_inputs(step, batch_size),
         fingerprint=fingerprint(cut.graph),
         variables=step.graph.variables,
-        stand_ins=cut.stand_ins,
-        fixed={name: Fixed(spec, "lies so already") for name, spec in (laid or {}).items()},
+        zero_cost_ops=cut.stand_ins,
+        fixed={
+            name: ConstrainedSpec(spec, "lies so already") for name, spec in (laid or {}).items()
+        },
         state_ratio=state_ratio if step.gradients else None,
         compression=request.compression,
         jit_compile=request.jit_compile,
@@ -160,8 +162,11 @@ def _constrain(free: Problem, graph: Graph, request: PlanRequest, must_match: bo
     return dataclasses.replace(
         free,
         meshes=[given_mesh(mesh, batch_axes(constraints, mesh))],
-        fixed={**free.fixed, **{n: Fixed(r.spec, r.reason) for n, r in variables.items()}},
-        tensors={name: Fixed(r.spec, r.reason) for name, r in outputs.items()},
+        fixed={
+            **free.fixed,
+            **{n: ConstrainedSpec(r.spec, r.reason) for n, r in variables.items()},
+        },
+        tensors={name: ConstrainedSpec(r.spec, r.reason) for name, r in outputs.items()},
         constraints=tuple(map(str, constraints)),
     )
 

@@ -19,11 +19,11 @@ from tfpar.pipeline import Pipeline
 from tfpar.planning.memory.relayout import fastest_plan, fastest_with_sharded_slots
 from tfpar.plans import Plan
 from tfpar.propagation.engine import propagate
-from tfpar.search.at_peak import AtPeak
 from tfpar.search.folded_plan import folded_anchors
 from tfpar.search.model.folded_model import folded_model
-from tfpar.search.parts import StepInParts
+from tfpar.search.peak_model import PeakMemoryModel
 from tfpar.search.problem import Planner, Problem
+from tfpar.search.sub_batches import SubBatchStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,12 +62,15 @@ def estimate_relaxed(
     cost = plan.cost
     if cost is None:
         return None
-    stored = problem.stored_bytes(cost, AtPeak.of(cost)) / problem.memory_limit
+    stored = problem.stored_bytes(cost, PeakMemoryModel.of(cost)) / problem.memory_limit
     more = 0.0
     if stored > 1:
         split = fastest_with_sharded_slots(problem, planner)
         if split is not None and split.cost is not None:
-            stored = problem.stored_bytes(split.cost, AtPeak.of(split.cost)) / problem.memory_limit
+            stored = (
+                problem.stored_bytes(split.cost, PeakMemoryModel.of(split.cost))
+                / problem.memory_limit
+            )
             more = split.cost.seconds - cost.seconds
     recompute = stored > 1 or (pipeline is not None and pipeline.recompute)
     if pipeline is None:
@@ -103,10 +106,10 @@ def _seconds_of_passes(
     return 1 / shared
 
 
-def _folded_step(plan: Plan, problem: Problem) -> StepInParts:
+def _folded_step(plan: Plan, problem: Problem) -> SubBatchStep:
     """The folded graph under a plan of the whole."""
     model = folded_model(problem, 2)
     anchors = folded_anchors(plan, problem, model)
     batched = model.batched(problem)
     folded = dataclasses.replace(problem, graph=model.prepared.graph, batched=batched)
-    return StepInParts(folded, anchors, propagate(model.prepared, plan.mesh, anchors), model.roles)
+    return SubBatchStep(folded, anchors, propagate(model.prepared, plan.mesh, anchors), model.roles)

@@ -32,8 +32,8 @@ from tfpar.plans import Plan
 from tfpar.search.price import (
     PipelineStepPricer,
     StepPricer,
-    in_own_shares,
     make_step_pricer,
+    price_own_shares,
     slowest_ranks,
 )
 from tfpar.search.stages.break_even import find_break_even_factor
@@ -189,7 +189,7 @@ class PlanRepricer:
             if self._step is None:
                 return None
             step = self._step.on(cluster)
-            return in_own_shares(step, step.price(plan), cluster, self.batch_size)
+            return price_own_shares(step, step.price(plan), cluster, self.batch_size)
         except ScheduleError:
             return None
 
@@ -199,7 +199,7 @@ class PlanRepricer:
         if not isinstance(self._step, PipelineStepPricer):
             return plan
         step = self._step.on(cluster)
-        return in_own_shares(step, step.cut.scheduled(plan, cluster), cluster, self.batch_size)
+        return price_own_shares(step, step.cut.scheduled(plan, cluster), cluster, self.batch_size)
 
     @functools.cached_property
     def _step(self) -> StepPricer | None:

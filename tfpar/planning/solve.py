@@ -14,18 +14,18 @@ from tfpar.planning.memory.fit import MemoryFit
 from tfpar.planning.memory.limit import solve_under_memory_limit
 from tfpar.planning.memory.lower_limit import Layout, LowerLimit
 from tfpar.plans import Plan
-from tfpar.search.as_planned import as_planned
-from tfpar.search.at_peak import AtPeak
 from tfpar.search.batch_axes import infer_batch_axes
 from tfpar.search.cache import PlanCache, problem_digest
 from tfpar.search.chunks import choose_num_chunks
 from tfpar.search.conflicts import Conflict, Relaxed, conflict_error, find_conflict
-from tfpar.search.laid import laid_graph
+from tfpar.search.incumbent import Incumbent, MakePlan, SearchInterrupted
 from tfpar.search.memory_errors import check_room, memory_error
 from tfpar.search.microbatches import price_in_microbatches
+from tfpar.search.peak_model import PeakMemoryModel
+from tfpar.search.plan_propagation import propagate_transformed
+from tfpar.search.plan_transforms import apply_plan_transforms
 from tfpar.search.price import price_whole
 from tfpar.search.problem import Planner, Problem
-from tfpar.search.so_far import MakePlan, SearchInterrupted, SoFar
 from tfpar.spec import PlanError, TimeLimitError
 
 logger = logging.getLogger("tfpar")
@@ -64,13 +64,13 @@ def find_plan(
         plan = reuse_interrupted(interrupted[digest])
     if plan is not None:
         return plan
-    sets, size = problem.sets_of_ranks, problem.meshes[0].mesh.size
+    sets, size = problem.num_actors, problem.meshes[0].mesh.size
     check_room(problem, [problem.memory_limit / sets] * (sets * size))
     with interruptible(problem, planner, interrupted) as asked:
         try:
             plan = _find_best(asked, planner)
             if asked.excess(plan.cost):
-                partitioned = laid_graph(plan, as_planned(asked, plan))
+                partitioned = propagate_transformed(plan, apply_plan_transforms(asked, plan))
                 raise memory_error(plan, partitioned, asked)
         except TimeLimitError:
             raise
@@ -93,15 +93,15 @@ def interruptible(
     Raises:
         SearchInterrupted: Ctrl-C; knows the best plan so far, and is added to `interrupted`.
     """
-    incumbent = SoFar(problem.excess_in_parts)
+    incumbent = Incumbent(problem.excess_in_parts)
 
     def offer(make: MakePlan, cost: Cost | None) -> None:
-        incumbent.offer(make, cost)
+        incumbent.report_incumbent(make, cost)
         if problem.offer is not None:
             problem.offer(make, cost)
 
     try:
-        yield problem.telling(offer)
+        yield problem.with_incumbent_callback(offer)
     except KeyboardInterrupt:
         stopped = SearchInterrupted(functools.partial(_best_so_far, incumbent, problem))
         if interrupted is not None:
@@ -119,7 +119,7 @@ def reuse_interrupted(stopped: SearchInterrupted) -> Plan | None:
     return stopped.plan
 
 
-def _best_so_far(incumbent: SoFar, problem: Problem) -> Plan | None:
+def _best_so_far(incumbent: Incumbent, problem: Problem) -> Plan | None:
     """The best plan of an interrupted search, with its price as it runs; None if none fits.
 
     Planners price what they offer by what is quick to know of it, in one piece.
@@ -164,7 +164,7 @@ class MicrobatchLayouts:
         return self.problem.memory_limit
 
     def find(self, limit: float) -> Layout:
-        asked = self.problem.aiming(memory_limit=limit)
+        asked = self.problem.with_objective(memory_limit=limit)
         plan = infer_batch_axes(solve_under_memory_limit(asked, self.planner), asked)
         return self.price(plan, asked)
 
@@ -175,7 +175,7 @@ class MicrobatchLayouts:
             asked: with the limit that it was found for.
         """
         cost = layout.cost
-        expected = 0.0 if cost is None else asked.stored_bytes(cost, AtPeak.of(cost))
+        expected = 0.0 if cost is None else asked.stored_bytes(cost, PeakMemoryModel.of(cost))
         return Layout(price_in_microbatches(layout, self.problem), expected)
 
     def room(self, plan: Plan) -> float:

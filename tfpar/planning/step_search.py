@@ -38,11 +38,11 @@ from tfpar.plans import Plan
 from tfpar.plans.equivalence import execution_key
 from tfpar.search.cache import PlanCache
 from tfpar.search.deadline import Deadline
+from tfpar.search.incumbent import IncumbentCallback, MakePlan, SearchInterrupted
 from tfpar.search.memory_errors import check_room
 from tfpar.search.meshes import LogicalMesh
 from tfpar.search.price import price_plan
 from tfpar.search.problem import Planner, Problem
-from tfpar.search.so_far import MakePlan, Offer, SearchInterrupted
 from tfpar.search.stages.pipeline_pricing import price_best_schedule
 from tfpar.spec import Mesh, PlanError, ScheduleError, Spec, TfparError
 
@@ -254,7 +254,11 @@ class StepEvaluator:
         with request.progress.at("", request.budget.seconds):
             problem = self._search.problem(request)
             if not _has_stages(pipeline):
-                asked = problem if pipeline is not None else problem.telling(self._tell_of(problem))
+                asked = (
+                    problem
+                    if pipeline is not None
+                    else problem.with_incumbent_callback(self._tell_of(problem))
+                )
                 return Candidate(self._search.find_layout(asked, request), problem)
             problem = problem if machines is None else problem.on(machines)
             fit = StagedFit(_StagedStep(self, request, problem, self._ranks(proposal.ranks)))
@@ -351,7 +355,7 @@ class StepEvaluator:
     def _ranks(self, ranks: Order) -> Order:
         return ranks or self._request.ranks or ()
 
-    def _tell_of(self, problem: Problem) -> Offer:
+    def _tell_of(self, problem: Problem) -> IncumbentCallback:
         def tell(make: MakePlan, cost: Cost | None) -> None:
             if cost is not None and not problem.excess(cost):
                 self._request.progress.found(cost.seconds)

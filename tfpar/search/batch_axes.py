@@ -18,7 +18,7 @@ from tfpar.plans import Plan
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned_graph import OpPlan, PartitionedGraph
 from tfpar.propagation.prepared_graph import prepare
-from tfpar.search.as_planned import as_planned
+from tfpar.search.plan_transforms import apply_plan_transforms
 from tfpar.search.problem import Problem, step_anchors
 from tfpar.spec import Replicate, Shard
 
@@ -36,7 +36,7 @@ def infer_batch_axes(plan: Plan, problem: Problem) -> Plan:
     open_axes = [a for a in map(plan.mesh.axis, idle) if plan.mesh.shape[a] > 1]
     if not (plan.ops and open_axes and problem.batched and len(problem.meshes) > 1):
         return plan
-    problem = as_planned(problem, plan)
+    problem = apply_plan_transforms(problem, plan)
     with collection_paused():
         prepared = prepare(problem.graph)
         before = propagate(prepared, plan.mesh, step_anchors(plan, problem))

@@ -74,7 +74,7 @@ class LeastMemory:
         sizes |= {v.name: float(v.num_bytes) for v in others}
         return cls(
             weight_bytes=sum(v.num_bytes for v in weights),
-            gradient_bytes=_gradient_bytes(problem.graph.ops, problem.stand_ins),
+            gradient_bytes=_gradient_bytes(problem.graph.ops, problem.zero_cost_ops),
             state_bytes=sum(v.num_bytes for v in others) + sum(slots.values()) - on_host,
             host_slot_bytes=on_host,
             largest=tuple(sorted(sizes.items(), key=lambda item: -item[1])[:SHOWN]),
@@ -148,7 +148,7 @@ def memory_error(plan: Plan, partitioned: PartitionedGraph, problem: Problem) ->
         partitioned: the step's graph as the plan lays it.
     """
     assert plan.cost is not None, "a plan that was priced"
-    cost, limit, sets = plan.cost, problem.memory_limit, problem.sets_of_ranks
+    cost, limit, sets = plan.cost, problem.memory_limit, problem.num_actors
     needed = cost.memory_bytes
     lacking, host_lacking = needed - limit, cost.host_bytes - problem.host_limit
     live = needed - cost.weight_bytes - cost.state_bytes

@@ -16,7 +16,7 @@ from tfpar.search.recompute import Blocks, with_changed_graph
 from tfpar.spec import SpecError
 
 
-def chosen(
+def select_offloads(
     asked: Offload,
     graph: Graph,
     gradients: Sequence[Gradient] = (),
@@ -30,7 +30,7 @@ def chosen(
     Raises:
         SpecError: a pattern that matches nothing.
     """
-    slots = _chosen_weights(asked.optimizer, with_slots(graph, state_ratio))
+    slots = _chosen_weights(asked.optimizer, weights_with_slots(graph, state_ratio))
     if not asked.activations:
         return OffloadPlan(slots)
     blocks = Blocks.of(graph, gradients)
@@ -38,8 +38,8 @@ def chosen(
     return OffloadPlan(slots, blocks.chosen(asked.activations, option))
 
 
-def with_slots(graph: Graph, state_ratio: float | None) -> list[str]:
-    """The names of weights that have optimizer slots; arguments as of `chosen`."""
+def weights_with_slots(graph: Graph, state_ratio: float | None) -> list[str]:
+    """The names of weights that have optimizer slots; arguments as of `select_offloads`."""
     if state_ratio is None:
         having = {*slots_of(graph).values()}
         return [v.name for v in graph.variables if v.name in having]
@@ -75,7 +75,7 @@ def bound_to_device(graph: Graph) -> frozenset[str]:
     return frozenset(slots[name] for name in needed if name in slots)
 
 
-def with_slots_offloaded(
+def offload_graph_slots(
     graph: Graph, weights: Sequence[str], slots: Mapping[str, str], gradients: Sequence[Gradient]
 ) -> Graph:
     """A copy of `graph` in which the slots of these weights lie in host memory.
@@ -90,7 +90,7 @@ def with_slots_offloaded(
     return offload_slots(graph, weights, own, gradients)
 
 
-def with_activations_offloaded(
+def offload_graph_activations(
     graph: Graph, names: Sequence[str], gradients: Sequence[Gradient] = ()
 ) -> Graph:
     """A copy of `graph` that has in host memory what the blocks called so keep.
@@ -114,7 +114,7 @@ def offloaded_problem(problem: Problem, names: OffloadPlan) -> Problem:
     known = problem.memo.of(OffloadedProblems)
     if names not in known:
         known[names] = _offloaded_problem(problem, names)
-    return known[names].asked_as(problem)
+    return known[names].with_settings_of(problem)
 
 
 def _offloaded_problem(problem: Problem, names: OffloadPlan) -> Problem:
@@ -122,9 +122,9 @@ def _offloaded_problem(problem: Problem, names: OffloadPlan) -> Problem:
     if key not in known:
         graph = problem.graph
         if names.activations:
-            graph = with_activations_offloaded(graph, names.activations)
+            graph = offload_graph_activations(graph, names.activations)
         slots = slots_of(graph) if problem.state_ratio is None else {}
-        known[key] = with_slots_offloaded(graph, names.slots, slots, ())
+        known[key] = offload_graph_slots(graph, names.slots, slots, ())
     return with_changed_graph(problem, known[key])
 
 

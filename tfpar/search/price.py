@@ -26,11 +26,11 @@ from tfpar.pipeline.statistics import BatchStatistics
 from tfpar.plans import Plan
 from tfpar.propagation.partitioned_graph import PartitionedGraph
 from tfpar.propagation.uneven_batch import UnevenSplitError, with_own_share
-from tfpar.search.as_planned import as_planned
-from tfpar.search.laid import laid_graph, priced_roles
-from tfpar.search.parts import StepInParts
+from tfpar.search.plan_propagation import priced_roles, propagate_transformed
+from tfpar.search.plan_transforms import apply_plan_transforms
 from tfpar.search.problem import Problem
 from tfpar.search.stages.pipeline_pricing import PipelinePricer
+from tfpar.search.sub_batches import SubBatchStep
 from tfpar.spec import Mesh, UnevenMesh
 
 
@@ -74,7 +74,7 @@ def price_plan(
     if step is None:
         return None
     with collection_paused():
-        return in_own_shares(step, step.price(plan), cluster, batch_size)
+        return price_own_shares(step, step.price(plan), cluster, batch_size)
 
 
 def price_whole(plan: Plan, problem: Problem) -> tuple[Cost, PartitionedGraph]:
@@ -108,7 +108,7 @@ class SingleStagePricer:
     roles: Roles
     cluster: Cluster
     state_ratio: float | None
-    pieces: StepInParts | None = None
+    pieces: SubBatchStep | None = None
     _cuts: dict[int, tuple[PartitionedGraph, BatchStatistics]] = dataclasses.field(
         default_factory=dict
     )
@@ -117,10 +117,10 @@ class SingleStagePricer:
     def of(cls, plan: Plan, problem: Problem, cluster: Cluster) -> SingleStagePricer:
         """The step of a problem as `plan` lays it."""
         with collection_paused():
-            again = as_planned(problem, plan)
-            laid = laid_graph(plan, again)
+            again = apply_plan_transforms(problem, plan)
+            laid = propagate_transformed(plan, again)
             roles = priced_roles(laid, again)
-            pieces = StepInParts.of(plan, again, laid, roles)
+            pieces = SubBatchStep.of(plan, again, laid, roles)
             return cls(laid, roles, cluster, again.state_ratio, pieces)
 
     def on(self, cluster: Cluster) -> SingleStagePricer:
@@ -177,7 +177,7 @@ class PipelineStepPricer:
         return dataclasses.replace(priced, stages=dataclasses.replace(stages, cost=cost))
 
 
-def priced_along(
+def price_along(
     step: StepPricer, plan: Plan, cluster: Cluster, axis: int, mesh: UnevenMesh | None = None
 ) -> list[Plan]:
     """`plan` with what a step costs at each coordinate of `axis`; see `StepPricer.price`.
@@ -185,7 +185,7 @@ def priced_along(
     Args:
         mesh: with the shares of the coordinates, if they are unequal.
     """
-    parts, known, found = machines_of(plan, cluster), {}, []
+    parts, known, found = actor_clusters(plan, cluster), {}, []
     for at, ranks in enumerate(ranks_along(plan.mesh, axis)):
         own = None if mesh is None else mesh.seen_from(ranks[0])
         share = None if mesh is None else mesh.shares[at]
@@ -196,14 +196,16 @@ def priced_along(
     return found
 
 
-def in_own_shares(step: StepPricer, plan: Plan, cluster: Cluster, batch_size: int | None) -> Plan:
+def price_own_shares(
+    step: StepPricer, plan: Plan, cluster: Cluster, batch_size: int | None
+) -> Plan:
     """`plan`, which was priced in equal shares, with what it costs in those that it has.
 
-    Args: as of `search.shares.in_shares`.
+    Args: as of `search.batch_shares.optimize_shares`.
     """
     for mesh in plan.uneven_meshes(batch_size):
         with contextlib.suppress(UnevenSplitError):
-            return slowest(priced_along(step, plan, cluster, mesh.uneven_axis, mesh))
+            return combine_slowest(price_along(step, plan, cluster, mesh.uneven_axis, mesh))
     return plan
 
 
@@ -213,11 +215,11 @@ def slowest_ranks(
     """The ranks of a plan's mesh that take longest with its shares, and the mesh as they see it; of
     equal shares, all.
 
-    Args: as of `search.shares.in_shares`.
+    Args: as of `search.batch_shares.optimize_shares`.
     """
     for mesh in plan.uneven_meshes(batch_size):
         with contextlib.suppress(UnevenSplitError):
-            along = priced_along(step, plan, cluster, mesh.uneven_axis, mesh)
+            along = price_along(step, plan, cluster, mesh.uneven_axis, mesh)
             at = max(range(len(along)), key=lambda i: seconds_of(along[i]))
             ranks = ranks_along(mesh, mesh.uneven_axis)[at]
             return ranks, mesh.seen_from(ranks[0])
@@ -232,7 +234,7 @@ def ranks_along(mesh: Mesh, axis: int) -> list[list[int]]:
     return found
 
 
-def machines_of(plan: Plan, cluster: Cluster) -> list[Cluster]:
+def actor_clusters(plan: Plan, cluster: Cluster) -> list[Cluster]:
     """The machines of each set of ranks."""
     if plan.stages is None:
         return [cluster]
@@ -253,7 +255,7 @@ SIZES = (
 """The fields of a `Cost` that say what a rank stores."""
 
 
-def slowest(along: Sequence[Plan]) -> Plan:
+def combine_slowest(along: Sequence[Plan]) -> Plan:
     """A plan whose ranks take these: the times of the slowest, the most memory."""
     found = max(along, key=seconds_of)
     fullest = cost_of(max(along, key=_filled))

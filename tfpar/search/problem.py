@@ -14,11 +14,11 @@ from tfpar.pipeline import Pipeline
 from tfpar.pipeline.statistics import BatchStatisticsOf
 from tfpar.plans import Offload, Plan
 from tfpar.propagation.partitioned_graph import Anchors
-from tfpar.search.at_peak import AtPeak
+from tfpar.search.incumbent import IncumbentCallback
 from tfpar.search.memo import Memo
 from tfpar.search.meshes import LogicalMesh, input_spec
 from tfpar.search.objective import Budget, Objective
-from tfpar.search.so_far import Offer
+from tfpar.search.peak_model import PeakMemoryModel
 from tfpar.spec import Spec, replicated_spec
 
 Progress = Callable[[str, int], None]
@@ -26,7 +26,7 @@ Progress = Callable[[str, int], None]
 
 
 @dataclasses.dataclass(frozen=True)
-class Fixed:
+class ConstrainedSpec:
     """A spec that is given, and by what."""
 
     spec: Spec
@@ -39,7 +39,7 @@ class Problem:
 
     Attributes:
         graph: what is searched; see `planning_graph`.
-        stand_ins: ops of it that cost nothing.
+        zero_cost_ops: ops of it that cost nothing.
         meshes: the logical meshes to choose from; see `search.meshes`.
         cluster: the machines.
         batched: the inputs whose first dim is the batch.
@@ -59,12 +59,12 @@ class Problem:
         samples: of each microbatch, which ranks are to have as many of; None: however many.
         kept_part: the part of the batch whose activations a rank stores at the same time.
         batch_statistics: what normalisations take them over; see `pipeline.PipelineSummary`.
-        sets_of_ranks: among which the step is shared out as stages: a plan may store what a rank of
+        num_actors: among which the step is shared out as stages: a plan may store what a rank of
             each of them may, together (see `stages.kinds`).
         objective: what makes a plan the better one.
         budget: what the search may take.
         progress: is told of the search.
-        offer: is told of each better plan on the way; see `search.so_far`.
+        offer: is told of each better plan on the way; see `search.incumbent`.
         of_graphs: the memo of what depends on graphs alone.
         memo: the memo of the problem; one that differs in more than in what it is asked for has an
             empty one at first.
@@ -76,9 +76,9 @@ class Problem:
     batched: frozenset[Tensor]
     fingerprint: str
     variables: Sequence[Variable]
-    stand_ins: frozenset[Op] = frozenset()
-    fixed: Mapping[str, Fixed] = dataclasses.field(default_factory=dict)
-    tensors: Mapping[str, Fixed] = dataclasses.field(default_factory=dict)
+    zero_cost_ops: frozenset[Op] = frozenset()
+    fixed: Mapping[str, ConstrainedSpec] = dataclasses.field(default_factory=dict)
+    tensors: Mapping[str, ConstrainedSpec] = dataclasses.field(default_factory=dict)
     constraints: tuple[str, ...] = ()
     state_ratio: float | None = None
     compression: str | None = None
@@ -90,11 +90,11 @@ class Problem:
     samples: int | None = None
     kept_part: float = 1.0
     batch_statistics: BatchStatisticsOf = "exact"
-    sets_of_ranks: int = 1
+    num_actors: int = 1
     objective: Objective = Objective()
     budget: Budget = Budget()
     progress: Progress | None = None
-    offer: Offer | None = None
+    offer: IncumbentCallback | None = None
     of_graphs: Memo = dataclasses.field(default_factory=Memo)
     memo: Memo = dataclasses.field(default_factory=Memo, init=False)
 
@@ -124,7 +124,7 @@ class Problem:
     def host_limit(self) -> float:
         """The bytes that a rank may have in the memory of its host; of a pipeline, one rank of each
         set together."""
-        return self.sets_of_ranks * self.cluster.host_share_bytes
+        return self.num_actors * self.cluster.host_share_bytes
 
     def excess(self, cost: Cost | None) -> float:
         """The bytes that a plan stores beyond what the device and its host have room for; none of
@@ -137,13 +137,13 @@ class Problem:
         """The same, about, of a plan that was priced as if it computed its batch in one piece."""
         if cost is None:
             return 0.0
-        stored = self.stored_bytes(cost, AtPeak.of(cost))
+        stored = self.stored_bytes(cost, PeakMemoryModel.of(cost))
         return max(0.0, stored - self.memory_limit) + self._host_excess(cost)
 
     def _host_excess(self, cost: Cost) -> float:
         return max(0.0, cost.host_bytes - self.host_limit)
 
-    def stored_bytes(self, cost: Cost, at_peak: AtPeak) -> float:
+    def stored_bytes(self, cost: Cost, at_peak: PeakMemoryModel) -> float:
         """About what a plan stores at most as it runs, in microbatches if there are any.
 
         Args:
@@ -155,15 +155,15 @@ class Problem:
             return always + at_peak.live_bytes(cost)
         return always + at_peak.in_microbatches(cost, self.microbatches, self.kept_part)
 
-    def aiming(self, **changes: Any) -> Problem:
+    def with_objective(self, **changes: Any) -> Problem:
         """The same problem with another objective: `changes` to its fields."""
         return self._asked(objective=dataclasses.replace(self.objective, **changes))
 
-    def telling(self, offer: Offer | None) -> Problem:
+    def with_incumbent_callback(self, offer: IncumbentCallback | None) -> Problem:
         """The same problem; `offer` is told of better plans."""
         return self._asked(offer=offer)
 
-    def asked_as(self, other: Problem) -> Problem:
+    def with_settings_of(self, other: Problem) -> Problem:
         """The same problem with the objective, budget, meshes, microbatches and listeners of
         another."""
         return self._asked(
@@ -175,7 +175,7 @@ class Problem:
             samples=other.samples,
             kept_part=other.kept_part,
             batch_statistics=other.batch_statistics,
-            sets_of_ranks=other.sets_of_ranks,
+            sets_of_ranks=other.num_actors,
             meshes=other.meshes,
         )
 
@@ -186,7 +186,7 @@ class Problem:
         there = self.memo.of(ProblemsElsewhere)
         if machines not in there:
             there[machines] = dataclasses.replace(self, cluster=machines)
-        return there[machines].asked_as(self)
+        return there[machines].with_settings_of(self)
 
     def in_pipeline(self, pipeline: Pipeline | None) -> Problem:
         """The same problem in the microbatches of a pipeline with as many stages.

@@ -67,7 +67,7 @@ def describe_problem(problem: Problem, planner: Planner) -> Description:
             else list(problem.recompute),
             "offload": problem.offload and repr(dataclasses.astuple(problem.offload)),
             "microbatches": problem.microbatches,
-            "sets of ranks": problem.sets_of_ranks,
+            "sets of ranks": problem.num_actors,
             "batch_statistics": problem.batch_statistics,
         },
     }

@@ -132,7 +132,7 @@ def recomputed_problem(problem: Problem, names: tuple[str, ...]) -> Problem:
     known = problem.memo.of(RecomputedProblems)
     if names not in known:
         known[names] = _recomputed_problem(problem, names)
-    return known[names].asked_as(problem)
+    return known[names].with_settings_of(problem)
 
 
 def _recomputed_problem(problem: Problem, names: tuple[str, ...]) -> Problem:
@@ -157,7 +157,7 @@ def with_changed_graph(problem: Problem, graph: Graph) -> Problem:
         problem,
         graph=graph,
         batched=frozenset(ops[t.op.name].outputs[t.index] for t in problem.batched),
-        stand_ins=frozenset(ops[op.name] for op in problem.stand_ins),
+        stand_ins=frozenset(ops[op.name] for op in problem.zero_cost_ops),
     )
 
 

@@ -26,10 +26,10 @@ from tfpar.report.announcement import SearchSummary
 from tfpar.report.progress import QUIET, Reporter, reporting
 from tfpar.runtime.detect import detect_cluster
 from tfpar.search.gain import DEFAULT_STEPS
-from tfpar.search.offload import chosen
+from tfpar.search.incumbent import SearchInterrupted
+from tfpar.search.offload import select_offloads
 from tfpar.search.problem import Problem
 from tfpar.search.recompute import Blocks
-from tfpar.search.so_far import SearchInterrupted
 from tfpar.session import Session
 from tfpar.spec import Mesh, OtherModelError, PlanError, Spec, TimeLimitError
 from tfpar.steps.shared_plan import SharedPlan
@@ -242,7 +242,7 @@ class StepPlanner:
         asked = self.session.options.offload
         if asked is None or part:
             return OffloadPlan()
-        return chosen(asked, captured.graph, captured.gradients)
+        return select_offloads(asked, captured.graph, captured.gradients)
 
     def _agreed(self, make: Callable[[], list[Plan]]) -> list[Plan]:
         """The plans that `make` makes; of several processes the first one's."""

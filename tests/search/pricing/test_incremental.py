@@ -11,7 +11,7 @@ from tfpar.cost.evaluate import evaluate
 from tfpar.plans import Offload
 from tfpar.propagation.engine import propagate
 from tfpar.search.model.folded_model import FoldedModel
-from tfpar.search.offload import chosen, offloaded_problem
+from tfpar.search.offload import offloaded_problem, select_offloads
 from tfpar.search.recompute import Blocks, recomputed_problem
 from tfpar.search.tap.mesh_search import MeshSearch
 
@@ -35,7 +35,7 @@ def problem(request):
     if "recomputed" in ways:
         problem = recomputed_problem(problem, Blocks.of(problem.graph).chosen(True))
     if "offloaded" in ways:
-        names = chosen(Offload(True, True), problem.graph, state_ratio=2.0)
+        names = select_offloads(Offload(True, True), problem.graph, state_ratio=2.0)
         problem = offloaded_problem(problem, names)
     return problem
 

@@ -18,9 +18,9 @@ from tfpar.cluster.network import Link
 from tfpar.cost.evaluate import evaluate
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned_graph import Anchors
-from tfpar.search.at_peak import AtPeak
 from tfpar.search.deadline import Deadline
 from tfpar.search.model.folded_model import FoldedModel
+from tfpar.search.peak_model import PeakMemoryModel
 from tfpar.search.rhino import RhinoPlanner
 from tfpar.search.rhino.axis_space import AxisConstraints, AxisStrategySpace, op_plans
 from tfpar.search.rhino.cones import eliminate_chains
@@ -324,10 +324,12 @@ def test_what_microbatches_store_is_held_against_the_limit_not_what_one_piece_wo
         search = MeshShapeSearch(asked, model, Mesh.of([2]), (0,), level=2)
         return search.run(Deadline())
 
-    fastest = found(problem.aiming(memory_limit=math.inf))
+    fastest = found(problem.with_objective(memory_limit=math.inf))
     parts = dataclasses.replace(problem, microbatches=4, kept_part=0.25)
-    stored = parts.stored_bytes(fastest.cost, AtPeak.of(fastest.cost))
+    stored = parts.stored_bytes(fastest.cost, PeakMemoryModel.of(fastest.cost))
     limit = (stored + fastest.cost.memory_bytes) / 2
     assert stored < limit < fastest.cost.memory_bytes
-    assert found(parts.aiming(memory_limit=limit)).num_split == fastest.num_split
-    assert found(problem.aiming(memory_limit=limit)).num_split > fastest.num_split, "in one piece"
+    assert found(parts.with_objective(memory_limit=limit)).num_split == fastest.num_split
+    assert found(problem.with_objective(memory_limit=limit)).num_split > fastest.num_split, (
+        "in one piece"
+    )

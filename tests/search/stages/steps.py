@@ -25,10 +25,10 @@ from tfpar.rewrite.local_graph import LocalProgram, StagePass
 from tfpar.rewrite.microbatches import build_microbatched_program
 from tfpar.rewrite.stage_split import PipelineLowering, split_stages
 from tfpar.rewrite.uneven_program import build_uneven_program
-from tfpar.search.parts import StepInParts
 from tfpar.search.problem import Problem
 from tfpar.search.stages.pipeline_pricing import cut_in_stages
 from tfpar.search.stages.unit_builder import assign_step
+from tfpar.search.sub_batches import SubBatchStep
 from tfpar.spec import Mesh, Shard, Spec, UnevenMesh, replicated_spec
 
 DEVICE = Device({"float32": 1e9}, 2**30, 1e9, 1e-7)
@@ -46,7 +46,7 @@ class Staged:
 
     plan: Plan
     problem: Problem
-    step: StepInParts
+    step: SubBatchStep
     stage: Mapping[Op, int]
     num_stages: int
 
@@ -134,7 +134,7 @@ class Staged:
 
 
 def priced_in_stages(
-    step: StepInParts,
+    step: SubBatchStep,
     stage: Mapping[Op, int],
     schedule: Schedule,
     cluster: Cluster,

@@ -27,8 +27,8 @@ from tfpar.planning.enumerate_pipelines import (
 )
 from tfpar.planning.relaxed_estimate import RelaxedEstimate
 from tfpar.plans import PipelinePlan, Plan
+from tfpar.search.incumbent import SearchInterrupted
 from tfpar.search.objective import UNCERTAINTY
-from tfpar.search.so_far import SearchInterrupted
 from tfpar.spec import MemoryLimitError, Mesh, PlanError
 
 MESH = Mesh.of([8])

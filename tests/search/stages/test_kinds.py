@@ -15,7 +15,7 @@ from tfpar.planning.candidates import BalancedShares, Candidate
 from tfpar.planning.drive import search_plan
 from tfpar.planning.machine_types import list_machine_types, search_machine_types
 from tfpar.planning.placing import GivenPipeline
-from tfpar.search.so_far import SearchInterrupted
+from tfpar.search.incumbent import SearchInterrupted
 from tfpar.spec import MemoryLimitError, Mesh
 
 FAST = Device({"float32": 4e12}, 16e9, 4e11, name="fast")

@@ -22,8 +22,8 @@ from tfpar.planning.machine_order import (
     fastest_orders,
 )
 from tfpar.planning.placing import GivenPipeline
+from tfpar.search.incumbent import SearchInterrupted
 from tfpar.search.objective import UNCERTAINTY
-from tfpar.search.so_far import SearchInterrupted
 from tfpar.spec import MemoryLimitError, Mesh
 
 FAST = Device({"float32": 4e12}, 16e9, 4e11, name="fast")

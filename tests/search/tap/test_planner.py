@@ -250,7 +250,7 @@ def test_a_model_that_does_not_fit_whole_is_split():
 def test_where_nothing_fits_a_mesh_is_judged_by_what_its_own_plan_stores():
     """Not by what whole weights would store on it, whose gradients alone take more."""
     problem = Captured.saved("resnet_200000_classes").problem([8], "v100-ethernet")
-    tight = problem.aiming(memory_limit=0.5 * solve(problem).cost.memory_bytes)
+    tight = problem.with_objective(memory_limit=0.5 * solve(problem).cost.memory_bytes)
     (batch_split,) = (m for m in tight.meshes if m.mesh.shape == (1, 8) and len(m.batch_axes) == 2)
     alone = solve(dataclasses.replace(tight, meshes=(batch_split,)))
     assert 0 < tight.excess_in_parts(solve(tight).cost) <= tight.excess_in_parts(alone.cost)

@@ -8,7 +8,7 @@ import pytest
 from tests.search.problems import Captured
 from tfpar.ir.graph_nodes import GraphNode, NodeGraph
 from tfpar.search.model.folded_model import FoldedModel
-from tfpar.search.problem import Fixed
+from tfpar.search.problem import ConstrainedSpec
 from tfpar.search.tap.mesh_search import MeshSearch
 from tfpar.search.tap.planner import TapPlanner
 from tfpar.search.tap.routing import pattern_routing
@@ -60,6 +60,9 @@ def test_what_lies_behind_a_cycle_comes_last():
 
 def test_ranks_that_would_all_compute_the_same_are_no_plan(problem):
     whole = [logical for logical in problem.meshes if logical.used_axes]
-    fixed = {v.name: Fixed((Replicate(), Replicate()), "the test") for v in problem.graph.variables}
+    fixed = {
+        v.name: ConstrainedSpec((Replicate(), Replicate()), "the test")
+        for v in problem.graph.variables
+    }
     with pytest.raises(PlanError, match="all ranks along 'model' would compute the same"):
         TapPlanner().solve(dataclasses.replace(problem, meshes=whole, fixed=fixed))

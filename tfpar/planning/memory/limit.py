@@ -13,8 +13,8 @@ from tfpar.planning.memory.fit import MemoryFit, MemoryMove
 from tfpar.planning.memory.offload_moves import OffloadActivations
 from tfpar.planning.memory.relayout import Relayout, ShardSlots, fastest_plan
 from tfpar.plans import OffloadPlan, Plan
-from tfpar.search.as_planned import as_kept
-from tfpar.search.offload import chosen, offloaded_problem
+from tfpar.search.offload import offloaded_problem, select_offloads
+from tfpar.search.plan_transforms import apply_memory_transforms
 from tfpar.search.problem import Planner, Problem
 from tfpar.search.recompute import Blocks, recomputed_problem
 
@@ -41,7 +41,7 @@ def solve_under_memory_limit(problem: Problem, planner: Planner) -> Plan:
     """
     away = OffloadPlan()
     if problem.offload is not None:
-        away = chosen(problem.offload, problem.graph, state_ratio=problem.state_ratio)
+        away = select_offloads(problem.offload, problem.graph, state_ratio=problem.state_ratio)
     fit = MemoryFit(lambda plan: problem.excess_in_parts(plan.cost))
     if problem.recompute is not None:
         names = Blocks.of(problem.graph).chosen(problem.recompute)
@@ -70,7 +70,10 @@ def _moves(problem: Problem, planner: Planner, away: OffloadPlan) -> Iterator[Me
     yield ShardSlots(offloaded_problem(problem, away), planner, away)
     *some, most = _choices(problem)
     for names in some:
-        if least_bytes(as_kept(problem, names, away)) <= HOPELESS * problem.memory_limit:
+        if (
+            least_bytes(apply_memory_transforms(problem, names, away))
+            <= HOPELESS * problem.memory_limit
+        ):
             yield Relayout(problem, planner, names, away)
     yield Relayout(problem, planner, most, away)
     if problem.decides_offload:

@@ -18,7 +18,7 @@ from tfpar.ir.traits import IN_FLIGHT
 from tfpar.planning.memory.fit import MemoryFit
 from tfpar.planning.memory.shard_slots import with_sharded_slots
 from tfpar.plans import Plan
-from tfpar.search.offload import with_slots
+from tfpar.search.offload import weights_with_slots
 from tfpar.search.price import price_whole
 from tfpar.search.problem import Problem
 from tfpar.spec import replicated_spec
@@ -121,7 +121,7 @@ def _slot_bytes(plan: Plan, problem: Problem) -> dict[str, float]:
     if not problem.decides_offload:
         return {}
     ratio = problem.state_ratio
-    having = {*with_slots(problem.graph, ratio)} - problem.bound
+    having = {*weights_with_slots(problem.graph, ratio)} - problem.bound
     found = {}
     for name, variable in plan.variables.items():
         spec = variable.slots or variable.spec or replicated_spec(plan.mesh.num_axes)

@@ -11,10 +11,10 @@ from tfpar.planning.memory.fit import MemoryFit, is_near
 from tfpar.planning.memory.offload_moves import offload_slots_to_fit
 from tfpar.planning.memory.shard_slots import may_fit_with_sharded_slots, with_sharded_slots
 from tfpar.plans import OffloadPlan, Plan
-from tfpar.search.as_planned import as_kept
+from tfpar.search.incumbent import IncumbentCallback, MakePlan
 from tfpar.search.meshes import LogicalMesh
+from tfpar.search.plan_transforms import apply_memory_transforms
 from tfpar.search.problem import Planner, Problem
-from tfpar.search.so_far import MakePlan, Offer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Relayout:
         return map(self._as_run, self._layouts(fit))
 
     def _layouts(self, fit: MemoryFit) -> Iterator[Plan]:
-        problem = as_kept(self.problem, self.recompute, self.offloaded)
+        problem = apply_memory_transforms(self.problem, self.recompute, self.offloaded)
         if self.problem.offer is not None:
-            problem = problem.telling(self._offer_as_run(self.problem.offer))
+            problem = problem.with_incumbent_callback(self._offer_as_run(self.problem.offer))
         plan = self.planner.solve(problem)
         yield plan
         fastest = fastest_plan(problem, self.planner)
@@ -60,7 +60,7 @@ class Relayout:
         lighter = [one for one in found if one is not None]
         yield from lighter
         if not any(map(fit.fits, [plan, *lighter])):
-            least = self.planner.solve(problem.aiming(memory_limit=0.0))
+            least = self.planner.solve(problem.with_objective(memory_limit=0.0))
             for one in (
                 least,
                 with_sharded_slots(least, problem),
@@ -74,7 +74,7 @@ class Relayout:
         offloaded = dataclasses.replace(self.offloaded, slots=slots)
         return dataclasses.replace(plan, recompute=self.recompute, offloaded=offloaded)
 
-    def _offer_as_run(self, offer: Offer) -> Offer:
+    def _offer_as_run(self, offer: IncumbentCallback) -> IncumbentCallback:
         """`offer` for plans that recompute and offload so."""
 
         def offered(make: MakePlan, cost: Cost | None) -> None:
@@ -118,7 +118,7 @@ def fastest_plan(problem: Problem, planner: Planner) -> Plan:
     """The planner's fastest plan of all, whatever it stores; it is searched once."""
     known, key = problem.memo.of(FastestPlans), (planner, tuple(problem.meshes))
     if key not in known:
-        known[key] = planner.solve(problem.aiming(memory_limit=math.inf))
+        known[key] = planner.solve(problem.with_objective(memory_limit=math.inf))
     return known[key]
 
 

@@ -21,9 +21,9 @@ from tfpar.planning.memory.offload_moves import with_slots_away
 from tfpar.planning.memory.shard_slots import shard_slots
 from tfpar.plans import Plan
 from tfpar.search.deadline import Deadline
+from tfpar.search.incumbent import MakePlan, SearchInterrupted
 from tfpar.search.price import price_plan
 from tfpar.search.problem import Problem
-from tfpar.search.so_far import MakePlan, SearchInterrupted
 from tfpar.spec import MemoryLimitError, PlanError
 from tfpar.spec.quantities import format_bytes
 
@@ -141,7 +141,7 @@ class StagedFit:
         return self._step.problem.memory_limit
 
     def find(self, limit: float) -> Layout:
-        problem = self._step.problem.aiming(memory_limit=limit)
+        problem = self._step.problem.with_objective(memory_limit=limit)
         return self._in_stages(self._step.find(problem))
 
     def _in_stages(self, layout: Plan) -> Layout:

@@ -41,7 +41,7 @@ def folded_model(problem: Problem, min_duplicate: int) -> FoldedModel:
     """The folded model of a problem: made once for each graph, and counting for each problem."""
     own = problem.memo.of(FoldedModels)
     if min_duplicate not in own:
-        priced = problem.stand_ins, problem.compression, problem.jit_compile
+        priced = problem.zero_cost_ops, problem.compression, problem.jit_compile
         graph_key = problem.graph, *priced, min_duplicate
         made = problem.of_graphs.of(FoldedGraphs)
         if graph_key not in made:
@@ -85,7 +85,7 @@ class FoldedModel:
         repeats = repeated_blocks(nodes, shared, signatures, min_duplicate)
         folded = fold(graph, repeats, signatures)
         times = dict(folded.times)
-        times.update({folded.copies[op]: 0 for op in problem.stand_ins if op in folded.copies})
+        times.update({folded.copies[op]: 0 for op in problem.zero_cost_ops if op in folded.copies})
         prepared = prepare(folded.graph)
         folded_roles = Roles.of(prepared.graph, times=times, compression=problem.compression)
         if roles.kernels is not None:  # of the model: where blocks are left out, others read

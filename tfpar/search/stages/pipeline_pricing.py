@@ -18,10 +18,10 @@ from tfpar.pipeline.schedule import Schedule
 from tfpar.pipeline.stage_partition import sent_whole
 from tfpar.plans import Plan
 from tfpar.propagation.uneven_batch import with_own_share
-from tfpar.search.as_planned import as_planned
-from tfpar.search.laid import laid_graph, priced_roles
-from tfpar.search.parts import StepInParts
+from tfpar.search.plan_propagation import priced_roles, propagate_transformed
+from tfpar.search.plan_transforms import apply_plan_transforms
 from tfpar.search.problem import Problem
+from tfpar.search.sub_batches import SubBatchStep
 from tfpar.spec import UnevenMesh
 
 
@@ -35,7 +35,7 @@ class PipelinePricer:
         stage: of every op of it.
     """
 
-    step: StepInParts
+    step: SubBatchStep
     stage: Mapping[Op, int]
     _staged: dict[tuple[int, int, UnevenMesh | None], TaskPartition] = dataclasses.field(
         default_factory=dict
@@ -144,7 +144,7 @@ class PipelinePricerMemo:
         key = (
             problem.graph,
             problem.batched,
-            problem.stand_ins,
+            problem.zero_cost_ops,
             plan.mesh,
             plan.batch_axes,
             plan.recompute,
@@ -186,7 +186,7 @@ def _with_cost(plan: Plan, cost: Cost, staged: PipelineCost) -> Plan:
     )
 
 
-def cut_in_stages(plan: Plan, problem: Problem) -> tuple[StepInParts, dict[Op, int]] | None:
+def cut_in_stages(plan: Plan, problem: Problem) -> tuple[SubBatchStep, dict[Op, int]] | None:
     """The problem's step as it runs in the stages of `plan`, and the stage of every op; None if it
     does not train.
 
@@ -194,7 +194,7 @@ def cut_in_stages(plan: Plan, problem: Problem) -> tuple[StepInParts, dict[Op, i
         PlanError: the plan gives an op no stage, or a variable two.
     """
     assert plan.stages is not None, "a plan with stages"
-    problem = as_planned(problem, plan)
+    problem = apply_plan_transforms(problem, plan)
     step = StepGraph(problem.graph, len(problem.graph.inputs))
     stage = plan.stages.cut(step)
     ops = {op.name: op for op in step.graph.ops}
@@ -205,11 +205,11 @@ def cut_in_stages(plan: Plan, problem: Problem) -> tuple[StepInParts, dict[Op, i
         batched=frozenset(
             t for t, is_cut in zip(step.graph.inputs, batched, strict=True) if is_cut
         ),
-        stand_ins=frozenset(ops[op.name] for op in problem.stand_ins),
+        stand_ins=frozenset(ops[op.name] for op in problem.zero_cost_ops),
     )
     whole = sent_whole(step.graph, stage)
-    laid = laid_graph(plan, problem, whole)
-    found = StepInParts.of(plan, problem, laid, priced_roles(laid, problem))
+    laid = propagate_transformed(plan, problem, whole)
+    found = SubBatchStep.of(plan, problem, laid, priced_roles(laid, problem))
     return None if found is None else (found, _with_new_ops(found.whole.graph, stage))
 
 
@@ -224,7 +224,7 @@ def _with_new_ops(graph: Graph, stage: Mapping[Op, int]) -> dict[Op, int]:
     return found
 
 
-def _in_stages(step: StepInParts, stage: Mapping[Op, int], schedule: Schedule) -> TaskPartition:
+def _in_stages(step: SubBatchStep, stage: Mapping[Op, int], schedule: Schedule) -> TaskPartition:
     cut = step.cut(schedule.num_microbatches)
     ratio = step.problem.state_ratio
     own = step.statistics(cut)

@@ -14,11 +14,11 @@ from tfpar.ir.graph import Variable
 from tfpar.plans import SpecOption
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned_graph import Anchors
-from tfpar.search.at_peak import AtPeak
 from tfpar.search.deadline import Deadline
 from tfpar.search.folded_plan import FoldedPlan
 from tfpar.search.meshes import LogicalMesh
 from tfpar.search.model.folded_model import FoldedModel
+from tfpar.search.peak_model import PeakMemoryModel
 from tfpar.search.pricing.fragment_memo import FragmentOutcome
 from tfpar.search.pricing.incremental import IncrementalPricer
 from tfpar.search.problem import Problem
@@ -114,7 +114,7 @@ class MeshSearch:
             self.lay(group, group.chosen)
         self.limit = problem.memory_limit
         # What was seen of plans that were looked at closely, the least of it; at first nothing.
-        self.at_peak, self.looked_at = AtPeak(), AtPeak(*[math.inf] * 5)
+        self.at_peak, self.looked_at = PeakMemoryModel(), PeakMemoryModel(*[math.inf] * 5)
         self.refused = ""
         self.surcharge_s = problem.objective.surcharge_s
         self.key: Key = INVALID
@@ -264,7 +264,9 @@ class MeshSearch:
         """
         if self.key == INVALID:
             return False
-        self.at_peak = self.looked_at = AtPeak.of(self._cost_and_live()).least(self.looked_at)
+        self.at_peak = self.looked_at = PeakMemoryModel.of(self._cost_and_live()).least(
+            self.looked_at
+        )
         before, self.key = self.key, self._price()
         if self.key[0] == before[0]:
             return False

@@ -30,9 +30,9 @@ from tfpar.plans import Plan
 from tfpar.propagation.engine import propagate
 from tfpar.search.folded_plan import folded_anchors
 from tfpar.search.model.folded_model import FoldedModel, folded_model
-from tfpar.search.parts import StepInParts
 from tfpar.search.problem import Problem
 from tfpar.search.stages.op_times import SingleDeviceProfile
+from tfpar.search.sub_batches import SubBatchStep
 from tfpar.search.three_d.cost_table import Exchange, LayerCost, LayerCostTable, Layout, Passes
 from tfpar.search.three_d.step_layers import StepLayers
 from tfpar.spec import PlanError
@@ -70,7 +70,7 @@ class StepPrices:
     devices: Mapping[str, Cluster]
     layers: StepLayers
     shards: bool
-    _steps: dict[tuple[int, int], StepInParts] = dataclasses.field(default_factory=dict)
+    _steps: dict[tuple[int, int], SubBatchStep] = dataclasses.field(default_factory=dict)
     _costs: dict[Layout, list[LayerCost]] = dataclasses.field(default_factory=dict)
     _counted: dict[tuple[int, int, int], _Counted] = dataclasses.field(default_factory=dict)
 
@@ -92,7 +92,7 @@ class StepPrices:
                 self._costs[layout] = self._counted[key].costs(layout, self.devices)
         return self._costs[layout]
 
-    def _step(self, degrees: tuple[int, int]) -> StepInParts:
+    def _step(self, degrees: tuple[int, int]) -> SubBatchStep:
         if degrees not in self._steps:
             self._steps[degrees] = _folded_step(self.plans[degrees])
         return self._steps[degrees]
@@ -160,7 +160,7 @@ def step_table(
     return LayerCostTable(kinds, tuple(names), sums_overlap=False)
 
 
-def _folded_step(laid: LaidOut) -> StepInParts:
+def _folded_step(laid: LaidOut) -> SubBatchStep:
     """The folded graph under a plan of the whole, each of its layers priced as one."""
     plan, problem = laid.plan, laid.problem
     model: FoldedModel = folded_model(problem, 2)
@@ -171,7 +171,7 @@ def _folded_step(laid: LaidOut) -> StepInParts:
     folded = dataclasses.replace(problem, graph=model.prepared.graph, batched=batched)
     with collection_paused():
         whole = propagate(model.prepared, plan.mesh, anchors)
-    return StepInParts(folded, anchors, whole, roles)
+    return SubBatchStep(folded, anchors, whole, roles)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -198,7 +198,7 @@ class _Counted:
     )
 
     @classmethod
-    def of(cls, parts: StepInParts, layers: StepLayers, count: int) -> _Counted:
+    def of(cls, parts: SubBatchStep, layers: StepLayers, count: int) -> _Counted:
         """Cut a step into `count` microbatches."""
         cut = parts.cut(count)
         number = len(layers.times)

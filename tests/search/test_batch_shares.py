@@ -18,9 +18,9 @@ from tfpar.plans import Plan, plan_from_constraints
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.prepared_graph import prepare
 from tfpar.propagation.uneven_batch import UnevenSplitError, check_shares
+from tfpar.search.batch_shares import LinearTimeModel, balance_units, optimize_shares, uneven_axes
 from tfpar.search.meshes import input_spec
-from tfpar.search.price import SingleStagePricer, priced_along, slowest
-from tfpar.search.shares import Line, in_shares, shared_out, uneven_axes
+from tfpar.search.price import SingleStagePricer, combine_slowest, price_along
 from tfpar.spec import Mesh, Replicate, Shard, UnevenMesh
 
 FAST = Device({"float32": 3e9}, 2**30, 3e8, name="fast")
@@ -39,12 +39,12 @@ class Planned(NamedTuple):
         return self.step.cluster
 
     def shared(self, limit: float = 2**30) -> Plan:
-        return in_shares(self.step, self.plan, self.cluster, BATCH, limit)
+        return optimize_shares(self.step, self.plan, self.cluster, BATCH, limit)
 
     def costs(self, shares: tuple[int, ...] = ()) -> list[Cost]:
         """At each coordinate of the first axis."""
         mesh = UnevenMesh.over(self.plan.mesh, 0, shares) if shares else None
-        return [p.cost for p in priced_along(self.step, self.plan, self.cluster, 0, mesh)]
+        return [p.cost for p in price_along(self.step, self.plan, self.cluster, 0, mesh)]
 
 
 def planned_on(*devices, mesh=None, constraints=(), **changes) -> Planned:
@@ -87,8 +87,8 @@ def test_no_rank_is_as_slow_in_everything_as_the_slowest_is_in_something():
     multiplies = dataclasses.replace(FAST, memory_bandwidth=1e7)
     reads = dataclasses.replace(FAST, flops={"float32": 1e7})
     planned = planned_on(reads, multiplies)
-    along = priced_along(planned.step, planned.plan, planned.cluster, 0)
-    assert slowest(along).cost.seconds < planned.plan.cost.seconds
+    along = price_along(planned.step, planned.plan, planned.cluster, 0)
+    assert combine_slowest(along).cost.seconds < planned.plan.cost.seconds
 
 
 def test_ranks_that_are_alike_get_the_same():
@@ -121,9 +121,9 @@ def test_no_other_shares_end_sooner(lines, more):
     units = len(lines) + more
 
     def longest(shares: tuple[int, ...]) -> float:
-        return max(Line(*line).seconds(n) for line, n in zip(lines, shares, strict=True))
+        return max(LinearTimeModel(*line).seconds(n) for line, n in zip(lines, shares, strict=True))
 
-    found = shared_out([Line(*line) for line in lines], units)
+    found = balance_units([LinearTimeModel(*line) for line in lines], units)
     assert sum(found) == units and min(found) >= 1
     ways = itertools.product(range(1, more + 2), repeat=len(lines))
     assert longest(found) == min(longest(shares) for shares in ways if sum(shares) == units)
@@ -131,8 +131,8 @@ def test_no_other_shares_end_sooner(lines, more):
 
 def test_few_samples_are_shared_out_for_the_slowest():
     """In proportion it would be 3.4 and 1.6: 3 and 2 take the slow ones longer than 4 and 1."""
-    fast, slow = Line(0.0, 1 / 3.4), Line(0.0, 1 / 1.6)
-    assert shared_out([fast, fast, slow, slow], 10) == (4, 4, 1, 1)
+    fast, slow = LinearTimeModel(0.0, 1 / 3.4), LinearTimeModel(0.0, 1 / 1.6)
+    assert balance_units([fast, fast, slow, slow], 10) == (4, 4, 1, 1)
 
 
 def test_ranks_of_one_memory_have_none():

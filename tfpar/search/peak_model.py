@@ -8,7 +8,7 @@ from tfpar.cost.cost import Cost
 
 
 @dataclasses.dataclass(frozen=True)
-class AtPeak:
+class PeakMemoryModel:
     """How the sums of activations and gradients come to what is stored at once.
 
     The backward pass frees activations while it makes gradients. So at its peak a step stores the
@@ -31,7 +31,7 @@ class AtPeak:
     gathered: float = 0.0
 
     @classmethod
-    def of(cls, cost: Cost) -> AtPeak:
+    def of(cls, cost: Cost) -> PeakMemoryModel:
         """As it is in a step in one piece with this cost, whose peak is known."""
         less, more = sorted((cost.gradient_bytes, cost.activation_bytes))
         live = cost.memory_bytes - cost.weight_bytes - cost.state_bytes
@@ -42,9 +42,9 @@ class AtPeak:
         copied = min(cost.copied_bytes, beyond - gathered)
         return cls(of_more, of_less, beyond - gathered - copied, copied, gathered)
 
-    def least(self, other: AtPeak) -> AtPeak:
+    def least(self, other: PeakMemoryModel) -> PeakMemoryModel:
         """The less of each."""
-        return AtPeak(
+        return PeakMemoryModel(
             min(self.of_more, other.of_more),
             min(self.of_less, other.of_less),
             min(self.besides, other.besides),

@@ -16,11 +16,11 @@ from tfpar.cost.cost import Cost
 from tfpar.plans import Plan
 
 MakePlan = Callable[[], Plan | None]
-Offer = Callable[[MakePlan, Cost | None], None]
+IncumbentCallback = Callable[[MakePlan, Cost | None], None]
 """Told of a plan: what makes it, and what it costs; None for one that is only better than none."""
 
 
-class SoFar:
+class Incumbent:
     """The best plan that was offered: the fastest of those that fit, else what stores least.
 
     Args:
@@ -33,8 +33,8 @@ class SoFar:
         self._make: MakePlan | None = None
         self._lock = threading.Lock()
 
-    def offer(self, make: MakePlan, cost: Cost | None = None) -> None:
-        """Keep the plan that `make` makes if it is the best so far; see `Offer`."""
+    def report_incumbent(self, make: MakePlan, cost: Cost | None = None) -> None:
+        """Keep the plan that `make` makes if it is the best so far; see `IncumbentCallback`."""
         key = math.inf, math.inf
         if cost is not None:
             key = self._excess(cost), cost.seconds

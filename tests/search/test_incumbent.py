@@ -15,13 +15,13 @@ from tests.search.rhino.test_cost_network import hard
 from tests.search.test_cache import problem as tiny
 from tests.time_limits import time_limit
 from tfpar.planning.solve import find_plan
-from tfpar.search.at_peak import AtPeak
 from tfpar.search.cache import PlanCache
 from tfpar.search.deadline import Deadline
+from tfpar.search.incumbent import Incumbent, SearchInterrupted
+from tfpar.search.peak_model import PeakMemoryModel
 from tfpar.search.price import price_plan
 from tfpar.search.rhino import RhinoPlanner, ilp
 from tfpar.search.rhino.planner import _side_by_side
-from tfpar.search.so_far import SearchInterrupted, SoFar
 from tfpar.search.solver import PROGRAM_SECONDS, SolverResult, SolveStatus, minimise, minimise_or
 from tfpar.search.tap.planner import TapPlanner
 
@@ -67,7 +67,10 @@ def captured():
 
 
 def test_the_fastest_that_fits_is_kept_and_made_only_when_asked_for():
-    best, so_far = TapPlanner().solve(tiny()), SoFar(lambda cost: max(0.0, cost.memory_bytes - 100))
+    best, so_far = (
+        TapPlanner().solve(tiny()),
+        Incumbent(lambda cost: max(0.0, cost.memory_bytes - 100)),
+    )
     costs = {
         name: dataclasses.replace(
             best.cost, seconds=seconds, weight_bytes=num_bytes, state_bytes=0.0, live_bytes=0.0
@@ -82,7 +85,7 @@ def test_the_fastest_that_fits_is_kept_and_made_only_when_asked_for():
     made = []
 
     def offer(name, cost=None):
-        so_far.offer(lambda: made.append(name), cost)
+        so_far.report_incumbent(lambda: made.append(name), cost)
 
     assert so_far.plan() is None
     for name, kept in [
@@ -105,13 +108,13 @@ def test_what_fits_in_microbatches_is_kept_though_it_would_not_in_one_piece(capt
     problem = captured.problem([2, 2], "v100-ethernet")
     cost = TapPlanner().solve(problem).cost
     parts = dataclasses.replace(problem, microbatches=4, kept_part=0.25)
-    stored = parts.stored_bytes(cost, AtPeak.of(cost))
-    asked = parts.aiming(memory_limit=(stored + cost.memory_bytes) / 2)
+    stored = parts.stored_bytes(cost, PeakMemoryModel.of(cost))
+    asked = parts.with_objective(memory_limit=(stored + cost.memory_bytes) / 2)
     assert asked.excess(cost) and not asked.excess_in_parts(cost)
 
     class Once(TapPlanner):
         def solve(self, problem):
-            found = super().solve(problem.aiming(memory_limit=math.inf))
+            found = super().solve(problem.with_objective(memory_limit=math.inf))
             problem.offer(lambda: found, found.cost)
             raise KeyboardInterrupt
 

@@ -14,7 +14,7 @@ from tfpar.search.problem import Problem, step_anchors
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class StepInParts:
+class SubBatchStep:
     """A training step under a plan.
 
     Attributes:
@@ -30,7 +30,7 @@ class StepInParts:
     @classmethod
     def of(
         cls, plan: Plan, problem: Problem, whole: PartitionedGraph, roles: Roles
-    ) -> StepInParts | None:
+    ) -> SubBatchStep | None:
         """The problem's step under `plan`; None if it does not train."""
         if BACKWARD not in roles.phase.values():
             return None

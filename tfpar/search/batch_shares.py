@@ -18,12 +18,12 @@ from tfpar.plans import Plan
 from tfpar.propagation.uneven_batch import UnevenSplitError
 from tfpar.search.price import (
     StepPricer,
+    actor_clusters,
+    combine_slowest,
     cost_of,
-    machines_of,
-    priced_along,
+    price_along,
     ranks_along,
     seconds_of,
-    slowest,
 )
 from tfpar.spec import UnevenMesh
 
@@ -41,7 +41,7 @@ def uneven_axes(plan: Plan, cluster: Cluster) -> list[int]:
     stage."""
     if cluster.one_memory:
         return []
-    mesh, parts = plan.mesh, machines_of(plan, cluster)
+    mesh, parts = plan.mesh, actor_clusters(plan, cluster)
     return [
         axis
         for axis in map(mesh.axis, plan.batch_axes)
@@ -52,7 +52,7 @@ def uneven_axes(plan: Plan, cluster: Cluster) -> list[int]:
     ]
 
 
-def in_shares(
+def optimize_shares(
     step: StepPricer, plan: Plan, cluster: Cluster, batch_size: int, memory_limit: float
 ) -> Plan:
     """`plan` with the shares of the batch that make it fastest, and with its cost then; as it is,
@@ -65,12 +65,12 @@ def in_shares(
     """
     best = plan
     for axis in uneven_axes(plan, cluster):
-        even = priced_along(step, plan, cluster, axis)
-        least = (1 - MIN_SAVING) * seconds_of(slowest(even))
+        even = price_along(step, plan, cluster, axis)
+        least = (1 - MIN_SAVING) * seconds_of(combine_slowest(even))
         if best.shares:
             least = min(least, seconds_of(best))
         for mesh, along in _tried(step, plan, cluster, axis, even, batch_size):
-            found = slowest(along)
+            found = combine_slowest(along)
             if seconds_of(found) < least and found.fits(memory_limit):
                 each = batch_size // sum(mesh.shares)
                 shares = {mesh.axis_names[axis]: tuple(n * each for n in mesh.shares)}
@@ -109,24 +109,24 @@ def _tried_in(
     """
     equal = units / len(even)
     points = [(equal, seconds_of(found)) for found in even]
-    lines = [Line(0.0, sum(cost_of(found).compute_s) / equal) for found in even]
+    lines = [LinearTimeModel(0.0, sum(cost_of(found).compute_s) / equal) for found in even]
     known = set()
     for _ in range(_ROUNDS):
-        shares = shared_out(lines, units)
+        shares = balance_units(lines, units)
         if shares in known or len(set(shares)) == 1:
             return
         known.add(shares)
         mesh = UnevenMesh.over(plan.mesh, axis, shares)
-        along = priced_along(step, plan, cluster, axis, mesh)
+        along = price_along(step, plan, cluster, axis, mesh)
         yield mesh, along
         before, points = points, [(n, seconds_of(f)) for n, f in zip(shares, along, strict=True)]
         lines = [
-            line if one[0] == other[0] else Line.through(one, other)
+            line if one[0] == other[0] else LinearTimeModel.through(one, other)
             for line, one, other in zip(lines, before, points, strict=True)
         ]
 
 
-class Line(NamedTuple):
+class LinearTimeModel(NamedTuple):
     """The seconds of a step by how many samples a rank has of it."""
 
     fixed: float
@@ -136,13 +136,13 @@ class Line(NamedTuple):
         return self.fixed + self.each * samples
 
     @classmethod
-    def through(cls, one: tuple[float, float], other: tuple[float, float]) -> Line:
+    def through(cls, one: tuple[float, float], other: tuple[float, float]) -> LinearTimeModel:
         """Two points (samples, seconds)."""
         each = max((other[1] - one[1]) / (other[0] - one[0]), 1e-3 * one[1] / one[0])
         return cls(one[1] - each * one[0], each)
 
 
-def shared_out(lines: Sequence[Line], units: int) -> tuple[int, ...]:
+def balance_units(lines: Sequence[LinearTimeModel], units: int) -> tuple[int, ...]:
     """`units`, at least one for each line, with which the longest takes least; of equal ones the
     first gets more."""
     shares = [1] * len(lines)

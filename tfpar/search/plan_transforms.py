@@ -12,19 +12,21 @@ from tfpar.search.problem import Problem
 from tfpar.search.recompute import recomputed_problem
 
 
-def as_planned(problem: Problem, plan: Plan) -> Problem:
+def apply_plan_transforms(problem: Problem, plan: Plan) -> Problem:
     """The problem of the step as `plan` runs it. It keeps its fingerprint: that of the step."""
-    problem = as_kept(problem, plan.recompute, plan.offloaded)
+    problem = apply_memory_transforms(problem, plan.recompute, plan.offloaded)
     weights = frozenset(name for name, v in plan.variables.items() if v.slots is not None)
     if not weights or problem.state_ratio is None:  # then the graph has the slots themselves
         return problem
     apart = problem.memo.of(ProblemsWithSlotsApart)
     if weights not in apart:
         apart[weights] = _apart(problem, weights)
-    return apart[weights].asked_as(problem)
+    return apart[weights].with_settings_of(problem)
 
 
-def as_kept(problem: Problem, recompute: tuple[str, ...], offloaded: OffloadPlan) -> Problem:
+def apply_memory_transforms(
+    problem: Problem, recompute: tuple[str, ...], offloaded: OffloadPlan
+) -> Problem:
     """The problem of the step that computes blocks again, and has things in host memory."""
     return offloaded_problem(recomputed_problem(problem, recompute), offloaded)
 
@@ -34,10 +36,10 @@ class ProblemsWithSlotsApart(dict[frozenset[str], Problem]):
 
 
 def _apart(problem: Problem, weights: frozenset[str]) -> Problem:
-    graph, copies = separate_slots(problem.graph, problem.stand_ins, weights)
+    graph, copies = separate_slots(problem.graph, problem.zero_cost_ops, weights)
     return dataclasses.replace(
         problem,
         graph=graph,
         batched=frozenset(copies[t.op].outputs[t.index] for t in problem.batched),
-        stand_ins=frozenset(copies[op] for op in problem.stand_ins),
+        stand_ins=frozenset(copies[op] for op in problem.zero_cost_ops),
     )

@@ -11,16 +11,18 @@ from tfpar.plans import Plan
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned_graph import PartitionedGraph
 from tfpar.propagation.prepared_graph import prepare
-from tfpar.search.as_planned import as_planned
+from tfpar.search.plan_transforms import apply_plan_transforms
 from tfpar.search.problem import Problem, step_anchors
 
 
-def lay_out(plan: Plan, problem: Problem) -> PartitionedGraph:
+def propagate_plan(plan: Plan, problem: Problem) -> PartitionedGraph:
     """The whole graph of a problem as `plan` lays it, with what it computes again."""
-    return laid_graph(plan, as_planned(problem, plan))
+    return propagate_transformed(plan, apply_plan_transforms(problem, plan))
 
 
-def laid_graph(plan: Plan, problem: Problem, whole: Collection[Tensor] = ()) -> PartitionedGraph:
+def propagate_transformed(
+    plan: Plan, problem: Problem, whole: Collection[Tensor] = ()
+) -> PartitionedGraph:
     """The whole graph of a problem as `plan` lays it, which is as the plan runs it already.
 
     Args:
@@ -36,7 +38,7 @@ def laid_graph(plan: Plan, problem: Problem, whole: Collection[Tensor] = ()) -> 
 
 def priced_roles(laid: PartitionedGraph, problem: Problem) -> Roles:
     """The roles of the ops of a problem's whole graph, of which stand-ins cost nothing."""
-    stand_ins = dict.fromkeys(problem.stand_ins, 0)
+    stand_ins = dict.fromkeys(problem.zero_cost_ops, 0)
     return Roles.of(
         laid.graph,
         times=stand_ins,
