@@ -24,13 +24,7 @@ from tfpar.steps import CompiledFunction, Program
 from tfpar.variables.parallel_variable import ParallelVariable
 from tfpar.verification import Verification
 from tfpar.verification.sessions import SessionDevice
-from tfpar.verification.steps import (
-    Outcome,
-    TakenStep,
-    Values,
-    build_verification,
-    compare_step,
-)
+from tfpar.verification.steps import Outcome, TakenStep, Values, build_verification, compare_step
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
