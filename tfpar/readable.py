@@ -129,9 +129,9 @@ def convert(
         raise _locate_error(data, kind, read_custom, (), error) from None
     except RecursionError as error:
         raise UnreadableError(str(error)) from None
-    if not lax:
-        for path, key, known in _find_unknown_keys(data, kind, ()):
-            raise FieldError((*path, key), describe_unknown_key(key, known))
+    unknown = None if lax else _find_unknown_key(data, kind, ())
+    if unknown is not None:
+        raise unknown
     return found
 
 
@@ -186,18 +186,17 @@ def _locate_error(
     return FieldError(path, problem)
 
 
-def _find_unknown_keys(
-    data: Any, kind: Any, path: KeyPath
-) -> Iterator[tuple[KeyPath, str, Iterable[str]]]:
-    """Find the keys that dataclasses do not have, which msgspec passes over: where, and beside
-    which."""
+def _find_unknown_key(data: Any, kind: Any, path: KeyPath) -> FieldError | None:
+    """Find a key that a dataclass does not have, which msgspec passes over."""
     if not _has_dataclass(kind):
-        return
-    fields = _list_fields(kind)
-    if isinstance(data, Mapping) and fields:
-        yield from ((path, key, fields) for key in data if key not in fields)
-    for step, part, its_kind in _iterate_parts(data, kind):
-        yield from _find_unknown_keys(part, its_kind, (*path, step))
+        return None
+    fields = _list_fields(kind) if isinstance(data, Mapping) else {}
+    for key in data if fields else ():
+        if key not in fields:
+            return FieldError((*path, key), describe_unknown_key(key, fields))
+    parts = _iterate_parts(data, kind)
+    errors = (_find_unknown_key(part, its_kind, (*path, step)) for step, part, its_kind in parts)
+    return next(filter(None, errors), None)
 
 
 def _iterate_parts(data: Any, kind: Any) -> Iterator[tuple[str | int, Any, Any]]:

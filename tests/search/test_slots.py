@@ -43,7 +43,7 @@ def problem_of(*widths, state_ratio=2.0):
         meshes=[given_mesh(Mesh(("data", "model"), (4, 1)), ("data",))],
         cluster=MACHINES,
         state_ratio=state_ratio,
-        stand_ins=frozenset(graph.effects),
+        zero_cost_ops=frozenset(graph.effects),
     )
 
 

@@ -25,9 +25,8 @@ latency = "4 us"
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 import msgspec
@@ -160,23 +159,16 @@ def _read_custom(kind: Any, value: Any) -> Any:
     return kind(convert(rates, dict[str, _Flops], _read_custom))
 
 
-def _write_plain(value: _Number) -> float | str:
-    """A number in base units; infinity, which JSON does not have, as text."""
-    return "inf" if math.isinf(value) else float(value)
+def _write_table(cluster: Cluster, *, with_units: bool) -> dict[str, Any]:
+    """The tables of a file that describe `cluster`."""
 
-
-def _write_with_unit(value: _Number) -> float | str:
-    return _write_plain(value) if math.isinf(value) else units.write(float(value), value.measure)
-
-
-def _write_table(cluster: Cluster, write: Callable[[_Number], float | str]) -> dict[str, Any]:
-    """The tables of a file that describe `cluster`, numbers as `write` has them."""
-
-    def write_custom(value: Any) -> Any:
-        return dict(value) if isinstance(value, dict) else write(value)
+    def write(value: Any) -> Any:
+        if isinstance(value, dict):
+            return dict(value)
+        return units.write(float(value), value.measure if with_units else "")
 
     table = msgspec.convert(cluster, _ClusterTable, from_attributes=True, dec_hook=_read_custom)
-    found: dict[str, Any] = msgspec.to_builtins(table, enc_hook=write_custom)
+    found: dict[str, Any] = msgspec.to_builtins(table, enc_hook=write)
     return found
 
 
@@ -232,14 +224,14 @@ def write_cluster(cluster: Cluster, path: str | os.PathLike[str]) -> None:
 def cluster_text(cluster: Cluster) -> str:
     """Write `cluster` as a TOML file has it."""
     document = tomlkit.document()
-    for key, value in _write_table(cluster, _write_with_unit).items():
+    for key, value in _write_table(cluster, with_units=True).items():
         document.add(key, value)
     return tomlkit.dumps(document)
 
 
 def describe(cluster: Cluster) -> dict[str, Any]:
     """The mapping of which `cluster_of` makes the cluster; plain numbers in base units."""
-    return _write_table(cluster, _write_plain)
+    return _write_table(cluster, with_units=False)
 
 
 def cluster_of(known: Any, source: str = "") -> Cluster:

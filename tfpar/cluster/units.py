@@ -88,10 +88,12 @@ _WRITTEN = {
 
 def write(value: float, measure: str) -> str | float:
     """Write the text for which `parse` gives `value`, in the largest unit that it fills; else
-    `value`."""
+    `value`, or the word for infinity, which is no number of JSON."""
     known = _WRITTEN.get(measure, {})
     filled = [unit for unit in known if known[unit] <= abs(value)]
-    if not filled or math.isinf(value):
+    if math.isinf(value):
+        return "inf"
+    if not filled:
         return value
     unit = max(filled, key=known.__getitem__)
     text = f"{float(Fraction(value) / known[unit]):.12g} {unit}"

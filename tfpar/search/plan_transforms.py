@@ -41,5 +41,5 @@ def _apart(problem: Problem, weights: frozenset[str]) -> Problem:
         problem,
         graph=graph,
         batched=frozenset(copies[t.op].outputs[t.index] for t in problem.batched),
-        stand_ins=frozenset(copies[op] for op in problem.zero_cost_ops),
+        zero_cost_ops=frozenset(copies[op] for op in problem.zero_cost_ops),
     )

@@ -157,7 +157,7 @@ def with_changed_graph(problem: Problem, graph: Graph) -> Problem:
         problem,
         graph=graph,
         batched=frozenset(ops[t.op.name].outputs[t.index] for t in problem.batched),
-        stand_ins=frozenset(ops[op.name] for op in problem.zero_cost_ops),
+        zero_cost_ops=frozenset(ops[op.name] for op in problem.zero_cost_ops),
     )
 
 

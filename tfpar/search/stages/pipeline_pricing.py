@@ -205,7 +205,7 @@ def cut_in_stages(plan: Plan, problem: Problem) -> tuple[SubBatchStep, dict[Op, 
         batched=frozenset(
             t for t, is_cut in zip(step.graph.inputs, batched, strict=True) if is_cut
         ),
-        stand_ins=frozenset(ops[op.name] for op in problem.zero_cost_ops),
+        zero_cost_ops=frozenset(ops[op.name] for op in problem.zero_cost_ops),
     )
     whole = sent_whole(step.graph, stage)
     laid = propagate_transformed(plan, problem, whole)
