@@ -175,7 +175,7 @@ class Problem:
             samples=other.samples,
             kept_part=other.kept_part,
             batch_statistics=other.batch_statistics,
-            sets_of_ranks=other.num_actors,
+            num_actors=other.num_actors,
             meshes=other.meshes,
         )
 
@@ -210,7 +210,7 @@ class Problem:
             samples=samples,
             kept_part=pipeline.kept_part,
             batch_statistics=pipeline.batch_statistics,
-            sets_of_ranks=pipeline.order.num_actors,
+            num_actors=pipeline.order.num_actors,
         )
 
     def _asked(self, **changes: Any) -> Problem:
