@@ -131,7 +131,11 @@ class TracedModel:
             progress=report,
             jit_compile=self.jit_compile,
         )
-        scope = select_scope(settings, request.constraints)
+        scope = select_scope(
+            settings.pipeline,
+            settings.pipeline_search,
+            bool(request.constraints) or settings.chunks is not None,
+        )
         return search_step(self._search, request, scope)
 
     @functools.cached_property

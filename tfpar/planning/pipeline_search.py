@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Sequence
+from typing import Literal
 
-from tfpar.constraints import Constraint
 from tfpar.constraints.stages import check_stages
 from tfpar.pipeline import AUTO, Pipeline
 from tfpar.planning.drive import PipelineSearch, search_plan
@@ -21,7 +20,6 @@ from tfpar.planning.strategy_search import StrategySearch
 from tfpar.plans import Plan
 from tfpar.search.incumbent import SearchInterrupted
 from tfpar.search.problem import Problem
-from tfpar.settings import Settings
 from tfpar.spec import PlanError
 
 logger = logging.getLogger("tfpar")
@@ -59,15 +57,24 @@ ALL = PipelineScope(
 """Pipelines were asked for."""
 
 
-def select_scope(settings: Settings, constraints: Sequence[Constraint]) -> PipelineScope:
+def select_scope(
+    pipeline: Pipeline | Literal["auto"] | None,
+    strategies: Pipeline | None,
+    is_constrained: bool,
+) -> PipelineScope:
     """The pipelines that are searched for a training step.
 
     Without `pipeline=`, pipelines are searched where they can pay: see `needs_no_stages`.
     Constraints speak of a mesh as it is, which is then not divided among stages unasked.
+
+    Args:
+        pipeline: that is asked for.
+        strategies: how `"auto"` searches them, other than by enumeration.
+        is_constrained: constraints or a number of chunks are given.
     """
-    if settings.pipeline == AUTO:
-        return dataclasses.replace(ALL, strategies=settings.pipeline_search)
-    if settings.pipeline is None and not constraints and settings.chunks is None:
+    if pipeline == AUTO:
+        return dataclasses.replace(ALL, strategies=strategies)
+    if pipeline is None and not is_constrained:
         return PipelineScope(needs_no_stages)
     return GIVEN
 

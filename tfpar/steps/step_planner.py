@@ -280,7 +280,11 @@ class StepPlanner:
         # Whoever was not patient enough for one search is spared the others.
         if session.decides_pipeline and request.base is None and not session.interrupted:
             if _trains(captured):
-                scope = select_scope(options, request.constraints)
+                scope = select_scope(
+                    options.pipeline,
+                    options.pipeline_search,
+                    bool(request.constraints) or options.chunks is not None,
+                )
 
         def search(request: PlanRequest) -> tuple[Plan, Problem]:
             try:
