@@ -28,8 +28,8 @@ from tfpar.cluster.lookup import fit_to_mesh, read_preset
 from tfpar.cluster.matrix import device_meshes, tensor_parallel_seconds
 from tfpar.constraints.constraint_types import Constraint
 from tfpar.cost.cost import Cost
+from tfpar.planning.problem import Problem
 from tfpar.plans import Plan
-from tfpar.search.problem import Problem
 
 BATCH, LENGTH, LAYERS, VOCABULARY = 4, 2048, 2, 512
 HIDDEN = {"M1": 2048, "M2": 4096, "M3": 8192, "M4": 12288}

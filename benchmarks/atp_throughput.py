@@ -33,13 +33,13 @@ from tfpar.cost.cost import Cost
 from tfpar.cost.op_compute import sides
 from tfpar.cost.pricer import Pricer
 from tfpar.ir.roles import UPDATE
+from tfpar.planning.memory.plan_transforms import apply_plan_transforms
+from tfpar.planning.pricing.chunks import choose_num_chunks
+from tfpar.planning.pricing.plan_propagation import priced_roles, propagate_transformed
+from tfpar.planning.pricing.price import SingleStagePricer, cost_of
+from tfpar.planning.problem import Problem
 from tfpar.plans import Plan
 from tfpar.rewrite.chunks import CHUNKS
-from tfpar.search.chunks import choose_num_chunks
-from tfpar.search.plan_propagation import priced_roles, propagate_transformed
-from tfpar.search.plan_transforms import apply_plan_transforms
-from tfpar.search.price import SingleStagePricer, cost_of
-from tfpar.search.problem import Problem
 
 TOKENS, ITEM_BYTES, DTYPE = atp.BATCH * atp.LENGTH, 2, "bfloat16"
 SETTINGS = (("atp-ic1", 8), ("atp-ic2", 8), ("atp-ic3", 8), ("atp-ic4", 8), ("atp-ic4", 16))

@@ -19,9 +19,9 @@ from benchmarks.results import save
 from tfpar.cluster.lookup import find_cluster
 from tfpar.constraints.constraint_types import Constraint
 from tfpar.cost.cost import Cost
+from tfpar.planning.intra_op.tap.planner import TapPlanner
 from tfpar.planning.problems import state_problem
 from tfpar.planning.request import PlanRequest
-from tfpar.search.tap.planner import TapPlanner
 
 BATCH = 16
 Split = tuple[tuple[str, int], ...]

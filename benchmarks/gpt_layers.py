@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from benchmarks.trials import BACKWARD, ENTRY_BYTES, GRADIENT_BYTES, SUMS
 from tfpar.cluster.description import Cluster, Device
 from tfpar.cost.op_compute import efficiency
-from tfpar.search.three_d.cost_table import LayerCostTable, LayerType, Passes, ProfileKey
+from tfpar.planning.inter_op.three_d.cost_table import LayerCostTable, LayerType, Passes, ProfileKey
 
 
 @dataclasses.dataclass(frozen=True)

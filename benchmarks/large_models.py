@@ -28,12 +28,12 @@ from benchmarks.gpt_layers import ATTENTION, BACKWARD, FEED_FORWARD, Gpt, gpt_ta
 from benchmarks.moe_layers import GLAM, moe_table
 from tfpar.cluster.description import Cluster, Node
 from tfpar.cluster.lookup import read_preset
-from tfpar.search.three_d.baselines import megatron
-from tfpar.search.three_d.cost_model import simulate_strategy
-from tfpar.search.three_d.cost_table import LayerCostTable
-from tfpar.search.three_d.memory import stored_bytes
-from tfpar.search.three_d.problem import StrategyProblem
-from tfpar.search.three_d.search import search_strategies
+from tfpar.planning.inter_op.three_d.baselines import megatron
+from tfpar.planning.inter_op.three_d.cost_model import simulate_strategy
+from tfpar.planning.inter_op.three_d.cost_table import LayerCostTable
+from tfpar.planning.inter_op.three_d.memory import stored_bytes
+from tfpar.planning.inter_op.three_d.problem import StrategyProblem
+from tfpar.planning.inter_op.three_d.search import search_strategies
 
 PEAK = {"V100-SXM2-32GB": 125e12, "A100-SXM4-80GB": 312e12, "H100-SXM5-80GB": 989e12}
 """FLOP/s in half precision, dense, of NVIDIA's data sheets."""

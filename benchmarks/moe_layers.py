@@ -34,7 +34,12 @@ from benchmarks.gpt_layers import (
 )
 from benchmarks.trials import ENTRY_BYTES
 from tfpar.cluster.description import Cluster, Device
-from tfpar.search.three_d.cost_table import Experts, LayerCostTable, LayerType, ProfileKey
+from tfpar.planning.inter_op.three_d.cost_table import (
+    Experts,
+    LayerCostTable,
+    LayerType,
+    ProfileKey,
+)
 
 ROUTER_OPS = 4
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tfpar.capture.step import CapturedStep
+    from tfpar.planning.problem import Problem
     from tfpar.planning.request import PlanRequest
     from tfpar.plans import Plan
-    from tfpar.search.problem import Problem
     from tfpar.spec import MemoryLimitError
 
 LEVELS = (2, 3)
@@ -51,11 +51,11 @@ class Searches:
         Raises:
             PlanError: there is none; a MemoryLimitError if none fits.
         """
+        from tfpar.planning.inter_op.relaxed_estimate import RelaxedEstimate
+        from tfpar.planning.inter_op.stopping import reaches_compute_bound
+        from tfpar.planning.intra_op.rhino import RhinoPlanner
         from tfpar.planning.pipeline_search import PipelineScope, search_step
-        from tfpar.planning.relaxed_estimate import RelaxedEstimate
         from tfpar.planning.step_search import StepSearch
-        from tfpar.planning.stopping import reaches_compute_bound
-        from tfpar.search.rhino import RhinoPlanner
 
         class Search(StepSearch):
             """Takes plans without stages from what is known of all levels."""
@@ -102,8 +102,8 @@ class Searches:
         return known
 
     def _search(self, asked: PlanRequest, level: int) -> tuple[Plan, Problem]:
+        from tfpar.planning.intra_op.rhino import RhinoPlanner
         from tfpar.planning.step_search import StepSearch
-        from tfpar.search.rhino import RhinoPlanner
 
         planner = RhinoPlanner(level=level)
         search = StepSearch(self.captured, self.batch, planner, state_ratio=self.state_ratio)

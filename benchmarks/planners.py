@@ -34,9 +34,9 @@ from benchmarks.workers import Worker, serve
 
 if TYPE_CHECKING:
     import tfpar as tap
+    from tfpar.planning.problem import Planner
     from tfpar.planning.request import PlanRequest
     from tfpar.plans import Plan
-    from tfpar.search.problem import Planner
 
 PLANNERS = ("tap", "rhino-2", "rhino-3")
 PLANNERS_OF_STAGES: dict[str, Callable[[Searches, PlanRequest], Plan]] = {
@@ -202,10 +202,10 @@ def _mesh(cluster: str, devices: int) -> tap.Mesh:
 
 
 def _planner(name: str) -> Planner:
-    from tfpar.search.planners import find_planner
+    from tfpar.planning.intra_op.planners import find_planner
 
     if name.startswith("rhino-"):
-        from tfpar.search.rhino import RhinoPlanner
+        from tfpar.planning.intra_op.rhino import RhinoPlanner
 
         return RhinoPlanner(level=int(name.removeprefix("rhino-")))
     return find_planner(name)
@@ -221,7 +221,7 @@ def _counts(planner: Any) -> dict[str, int]:
 
 def _in_words(plan: Plan) -> str:
     """Stages and mesh, what splits the batch, and how many weights are split in which way."""
-    from tfpar.planning.enumerate_pipelines import name_of_plan
+    from tfpar.planning.inter_op.enumerate_pipelines import name_of_plan
     from tfpar.spec import Shard, format_spec
 
     split = collections.Counter(

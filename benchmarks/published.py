@@ -23,12 +23,12 @@ from typing import Any
 from benchmarks.gpt_layers import Gpt, gpt_table
 from benchmarks.results import save
 from tfpar.cluster.lookup import find_cluster
-from tfpar.search.three_d.assign import even_counts
-from tfpar.search.three_d.cost_model import simulate_strategy
-from tfpar.search.three_d.memory import stored_bytes
-from tfpar.search.three_d.problem import StrategyProblem
-from tfpar.search.three_d.strategy import MemoryOptions, Strategy3D
-from tfpar.search.three_d.time_terms import passes_of_copies, sync_seconds
+from tfpar.planning.inter_op.three_d.assign import even_counts
+from tfpar.planning.inter_op.three_d.cost_model import simulate_strategy
+from tfpar.planning.inter_op.three_d.memory import stored_bytes
+from tfpar.planning.inter_op.three_d.problem import StrategyProblem
+from tfpar.planning.inter_op.three_d.strategy import MemoryOptions, Strategy3D
+from tfpar.planning.inter_op.three_d.time_terms import passes_of_copies, sync_seconds
 from tfpar.spec import Mesh
 
 

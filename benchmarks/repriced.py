@@ -20,11 +20,11 @@ from tfpar.compile import CompileOptions, compile_step, prepare_step
 from tfpar.cost.evaluate import evaluate
 from tfpar.ir.roles import Roles
 from tfpar.keras.adapter import parallel_model
+from tfpar.planning.meshes import input_spec
 from tfpar.planning.problems import batched_inputs
 from tfpar.plans import plan_from_constraints
 from tfpar.propagation.partitioned_graph import PartitionedGraph
 from tfpar.propagation.prepared_graph import PreparedGraph
-from tfpar.search.meshes import input_spec
 from tfpar.spec import Mesh
 
 

@@ -54,10 +54,10 @@ class Planning:
         from tfpar.cluster.lookup import find_cluster
         from tfpar.compile import simplify_step
         from tfpar.keras.adapter import parallel_model
+        from tfpar.planning.intra_op.tap.planner import TapPlanner
+        from tfpar.planning.pricing.plan_propagation import propagate_plan
         from tfpar.planning.problems import state_problem
         from tfpar.planning.request import PlanRequest
-        from tfpar.search.plan_propagation import propagate_plan
-        from tfpar.search.tap.planner import TapPlanner
 
         clock = _Clock()
         config, mesh = self.config, tap.split([2, 8])

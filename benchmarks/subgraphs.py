@@ -23,7 +23,7 @@ from tfpar.ir.planning_graph import planning_graph
 from tfpar.ir.roles import Roles
 from tfpar.ir.shared_subgraphs import Signatures, prune_graph, repeated_blocks
 from tfpar.keras.adapter import parallel_model
-from tfpar.search.model.fold import fold
+from tfpar.planning.folding.fold import fold
 
 BATCH = 8
 CASES = (

@@ -38,14 +38,14 @@ from benchmarks.large_models import apart
 from benchmarks.results import Result, save
 from benchmarks.trials import Setting, Trial, read_trials
 from tfpar.cluster.lookup import read_preset
-from tfpar.search.three_d.alpa import AlpaPlan
-from tfpar.search.three_d.alpa_simulation import simulate_alpa
-from tfpar.search.three_d.anneal import anneal
-from tfpar.search.three_d.baselines import alpa, megatron, random_search
-from tfpar.search.three_d.cost_model import analytic_seconds, simulate_strategy
-from tfpar.search.three_d.problem import StrategyProblem
-from tfpar.search.three_d.search import search_strategies
-from tfpar.search.three_d.strategy import Strategy3D
+from tfpar.planning.inter_op.three_d.alpa import AlpaPlan
+from tfpar.planning.inter_op.three_d.alpa_simulation import simulate_alpa
+from tfpar.planning.inter_op.three_d.anneal import anneal
+from tfpar.planning.inter_op.three_d.baselines import alpa, megatron, random_search
+from tfpar.planning.inter_op.three_d.cost_model import analytic_seconds, simulate_strategy
+from tfpar.planning.inter_op.three_d.problem import StrategyProblem
+from tfpar.planning.inter_op.three_d.search import search_strategies
+from tfpar.planning.inter_op.three_d.strategy import Strategy3D
 from tfpar.spec import TfparError
 
 SETUPS = {

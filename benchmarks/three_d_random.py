@@ -3,9 +3,10 @@
     python -m benchmarks.three_d_random [--seeds FIRST LAST] [--seconds S] [--iterations N]
                                         [--json FILE]
 
-Models are `mixed` of `tests/search/three_d/random_models.py`, of seeds that no test uses. Random
-search draws as many strategies as annealing prices. All seconds of steps are simulated; exhaustive
-search is complete where it ends in time, as no strategy that it leaves out can be better.
+Models are `mixed` of `tests/planning/inter_op/three_d/random_models.py`, of seeds that no test
+uses. Random search draws as many strategies as annealing prices. All seconds of steps are
+simulated; exhaustive search is complete where it ends in time, as no strategy that it leaves out
+can be better.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import time
 from typing import Any
 
 from benchmarks.results import save
-from tests.search.three_d.random_models import mixed
-from tfpar.search.three_d.anneal import ITERATIONS, anneal
-from tfpar.search.three_d.baselines import megatron, random_search
-from tfpar.search.three_d.exhaustive import exhaustive
-from tfpar.search.three_d.space import StrategySpace
+from tests.planning.inter_op.three_d.random_models import mixed
+from tfpar.planning.inter_op.three_d.anneal import ITERATIONS, anneal
+from tfpar.planning.inter_op.three_d.baselines import megatron, random_search
+from tfpar.planning.inter_op.three_d.exhaustive import exhaustive
+from tfpar.planning.inter_op.three_d.space import StrategySpace
 from tfpar.spec import PlanError
 
 SEEDS = (7000, 7049)

@@ -14,8 +14,8 @@ from typing import Any
 from benchmarks.gpt_layers import Gpt, gpt_table
 from benchmarks.plots import save_plot
 from tfpar.cluster.lookup import find_cluster
-from tfpar.search.three_d.problem import StrategyProblem
-from tfpar.search.three_d.search import search_strategies
+from tfpar.planning.inter_op.three_d.problem import StrategyProblem
+from tfpar.planning.inter_op.three_d.search import search_strategies
 from tfpar.spec import Mesh
 
 GPT = Gpt(layers=12, hidden=4096, heads=32, length=2048, vocabulary=51_200)

@@ -28,12 +28,12 @@ from benchmarks.search import CASES
 from tfpar.capture.step import CapturedStep
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.lookup import find_cluster
+from tfpar.planning.intra_op.tap.planner import TapPlanner
 from tfpar.planning.memory.limit import solve_under_memory_limit
+from tfpar.planning.pricing.price import price_whole
 from tfpar.planning.problems import state_problem
 from tfpar.planning.request import PlanRequest
 from tfpar.plans import Plan
-from tfpar.search.price import price_whole
-from tfpar.search.tap.planner import TapPlanner
 
 NODES = (1, 2)
 FIGURES = {"t5": ("Fig. 6", 16), "resnet50": ("Fig. 7", 1024)}

@@ -31,9 +31,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfpar.cluster.description import Cluster, Device, Level, Node
-from tfpar.search.three_d.cost_table import LayerCostTable, LayerType, Passes, ProfileKey
-from tfpar.search.three_d.problem import StrategyProblem
-from tfpar.search.three_d.strategy import Strategy3D
+from tfpar.planning.inter_op.three_d.cost_table import LayerCostTable, LayerType, Passes, ProfileKey
+from tfpar.planning.inter_op.three_d.problem import StrategyProblem
+from tfpar.planning.inter_op.three_d.strategy import Strategy3D
 from tfpar.spec import ArgumentError, TfparError
 from tfpar.spec.arguments import integer, number
 

@@ -49,8 +49,8 @@ _EXPORTS = {
     "GraphProgram": "tfpar.graph_program",
     "auto_parallel": "tfpar.api",
     "Monitor": "tfpar.monitor.callback",
-    "SearchInterrupted": "tfpar.search.incumbent",
-    "Trials": "tfpar.search.objective",
+    "SearchInterrupted": "tfpar.planning.incumbent",
+    "Trials": "tfpar.planning.objective",
     "calibrate": "tfpar.calibration.calibrate",
     "coverage": "tfpar.api",
     "function": "tfpar.api",
@@ -122,10 +122,10 @@ if TYPE_CHECKING:
     from tfpar.monitor.callback import Monitor
     from tfpar.options import Options
     from tfpar.pipeline import Pipeline, Schedule
+    from tfpar.planning.incumbent import SearchInterrupted
+    from tfpar.planning.objective import Trials
     from tfpar.plans import Offload, Plan, keep
     from tfpar.rules import make_rule, register_rule
-    from tfpar.search.incumbent import SearchInterrupted
-    from tfpar.search.objective import Trials
     from tfpar.spec import Mesh, Partial, Replicate, Shard, TfparError, split
     from tfpar.verification import verify
 

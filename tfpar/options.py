@@ -11,9 +11,9 @@ from typing import Any, Literal, TypedDict, TypeVar
 
 from tfpar.cluster.description import Cluster
 from tfpar.pipeline import Pipeline
+from tfpar.planning.objective import Trials
+from tfpar.planning.problem import Planner
 from tfpar.plans import Offload, Plan
-from tfpar.search.objective import Trials
-from tfpar.search.problem import Planner
 from tfpar.settings import ConstraintsLike, MeshLike, Settings
 from tfpar.spec.arguments import argument_error
 

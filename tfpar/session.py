@@ -21,12 +21,12 @@ from tfpar.distributed.world import this_world
 from tfpar.interop.keras_internals import print_msg
 from tfpar.keras.initial_shapes import initial_shape
 from tfpar.pipeline import AUTO, Pipeline
+from tfpar.planning.incumbent import SearchInterrupted
 from tfpar.planning.solve import Interrupted
 from tfpar.plans import Plan
 from tfpar.runtime.detect import every_rank, find_machines
 from tfpar.runtime.ranks import Ranks
 from tfpar.scopes import active
-from tfpar.search.incumbent import SearchInterrupted
 from tfpar.settings import Settings
 from tfpar.spec import Mesh
 from tfpar.timeline.recorder import Recorder, this_recorder

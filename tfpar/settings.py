@@ -25,14 +25,14 @@ from tfpar.pipeline import AUTO, Pipeline, Schedule
 from tfpar.pipeline.generators import generate
 from tfpar.pipeline.pipeline import ENUMERATE
 from tfpar.pipeline.statistics import BatchStatisticsOf
+from tfpar.planning.cache import PlanCache
+from tfpar.planning.intra_op.auto import AutoPlanner
+from tfpar.planning.intra_op.planners import find_planner, make_budget
+from tfpar.planning.objective import Budget, Trials
+from tfpar.planning.problem import Planner
 from tfpar.plans import Offload, Plan
 from tfpar.plans.equivalence import execution_key
 from tfpar.rewrite.chunks import CHUNKS
-from tfpar.search.auto import AutoPlanner
-from tfpar.search.cache import PlanCache
-from tfpar.search.objective import Budget, Trials
-from tfpar.search.planners import find_planner, make_budget
-from tfpar.search.problem import Planner
 from tfpar.spec import ArgumentError, Mesh
 from tfpar.spec.arguments import (
     argument_error,

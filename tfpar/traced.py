@@ -27,14 +27,14 @@ from tfpar.keras.preprocessing import batch_as_fit_feeds
 from tfpar.keras.slots import slot_ratio
 from tfpar.options import ClusterLike
 from tfpar.planning.completion import attach_partitioned
+from tfpar.planning.incumbent import SearchInterrupted
 from tfpar.planning.pipeline_search import search_step, select_scope
+from tfpar.planning.problem import Problem
 from tfpar.planning.request import PlanRequest
 from tfpar.planning.step_search import StepSearch
 from tfpar.plans import Plan
-from tfpar.report.progress import Reporter, reporting
+from tfpar.progress import Reporter, reporting
 from tfpar.runtime.detect import find_machines
-from tfpar.search.incumbent import SearchInterrupted
-from tfpar.search.problem import Problem
 from tfpar.session import Session
 from tfpar.settings import Settings
 from tfpar.spec import Mesh, TfparError

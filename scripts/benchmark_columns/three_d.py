@@ -15,7 +15,7 @@ from scripts.benchmark_columns.cells import (
     text,
     with_source,
 )
-from tfpar.search.objective import UNCERTAINTY
+from tfpar.planning.objective import UNCERTAINTY
 
 EQUAL = 1e-9
 """How far, as a part, seconds of equal strategies may be apart."""

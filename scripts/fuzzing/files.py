@@ -27,9 +27,9 @@ from tfpar.ir.text.writer import format_graph
 from tfpar.launch.hosts import read_hostfile
 from tfpar.pipeline import Schedule
 from tfpar.pipeline.generators import generate
+from tfpar.planning.cache import PROBLEM, PlanCache
+from tfpar.planning.intra_op.tap.planner import TapPlanner
 from tfpar.plans import Plan
-from tfpar.search.cache import PROBLEM, PlanCache
-from tfpar.search.tap.planner import TapPlanner
 from tfpar.spec import Mesh, TfparError
 
 

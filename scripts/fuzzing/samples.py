@@ -10,7 +10,7 @@ from typing import Any
 
 import tfpar as tap
 from tests.plan.graphs import partition
-from tests.search import tiny
+from tests.planning import tiny
 from tfpar.cluster.description import MeasuredCollective
 from tfpar.cluster.files import describe
 from tfpar.cluster.lookup import find_cluster
@@ -19,6 +19,8 @@ from tfpar.cost.cost import Cost
 from tfpar.cost.pipeline_cost import PipelineCost, StageCost
 from tfpar.ir.graph import Graph
 from tfpar.pipeline.generators import generate
+from tfpar.planning.intra_op.tap.planner import TapPlanner
+from tfpar.planning.problem import Problem
 from tfpar.plans import (
     OffloadPlan,
     PipelinePlan,
@@ -32,8 +34,6 @@ from tfpar.plans import (
 )
 from tfpar.propagation.partitioned_graph import OpPlan
 from tfpar.report.data.build import build_report
-from tfpar.search.problem import Problem
-from tfpar.search.tap.planner import TapPlanner
 from tfpar.spec import Mesh, parse_spec
 
 MESH = Mesh.of([2, 2])

@@ -11,7 +11,7 @@ from benchmarks import published, three_d
 from benchmarks.results import ROOT
 from benchmarks.trials import read_trials
 from tests.cases import some_first
-from tfpar.search.three_d.cost_table import Layout
+from tfpar.planning.inter_op.three_d.cost_table import Layout
 from tfpar.spec import TfparError
 
 PUBLISHED = ROOT.parent / "shared" / "data" / "amp_trials.json"

@@ -7,7 +7,7 @@ import sys
 import tfpar as tap
 from tfpar.cluster.files import describe
 from tfpar.distributed.world import this_world
-from tfpar.report.progress import LogDisplay
+from tfpar.progress import LogDisplay
 from tfpar.spec import TfparError
 
 

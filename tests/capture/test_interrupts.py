@@ -12,7 +12,7 @@ import tensorflow as tf
 from tensorflow.python.framework import auto_control_deps
 
 import tfpar as tap
-from tests.search.test_incumbent import python_handles_it  # noqa: F401 - a fixture
+from tests.planning.test_incumbent import python_handles_it  # noqa: F401 - a fixture
 from tfpar.interop.graphs import trace
 
 

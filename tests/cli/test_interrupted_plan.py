@@ -11,11 +11,11 @@ import pytest
 from tests import preloaded
 from tests.cli.train import tfpar
 from tests.launch.programs import variables
-from tests.search.test_incumbent import Interrupted, python_handles_it  # noqa: F401 - a fixture
+from tests.planning.test_incumbent import Interrupted, python_handles_it  # noqa: F401 - a fixture
 from tests.time_limits import time_limit
+from tfpar.planning.intra_op.planners import PLANNERS
+from tfpar.planning.intra_op.tap.planner import TapPlanner
 from tfpar.plans import Plan
-from tfpar.search.planners import PLANNERS
-from tfpar.search.tap.planner import TapPlanner
 
 COMMAND = "plan train.py:both --mesh 2x2 --cluster v100-ethernet --planner interrupted"
 
@@ -47,8 +47,8 @@ import sys
 import threading
 
 from tfpar.cli.main import main
-from tfpar.search.planners import PLANNERS
-from tfpar.search.tap.planner import TapPlanner
+from tfpar.planning.intra_op.planners import PLANNERS
+from tfpar.planning.intra_op.tap.planner import TapPlanner
 
 
 class Endless:

@@ -16,8 +16,8 @@ import tfpar as tap
 from tests.cli.train import SCRIPT, tfpar
 from tfpar.cluster.files import write_cluster
 from tfpar.cluster.lookup import find_cluster
+from tfpar.planning.intra_op.planners import PLANNERS
 from tfpar.plans import Plan
-from tfpar.search.planners import PLANNERS
 from tfpar.spec import Mesh
 
 ROOT = Path(__file__).parents[2]

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.planning.problems import Captured, partition
 from tests.report.pages import data_of
-from tests.search.problems import Captured, partition
 from tfpar.cli.main import main
+from tfpar.planning.intra_op.tap.planner import TapPlanner
 from tfpar.plans import Plan
-from tfpar.search.tap.planner import TapPlanner
 
 
 def as_json(data: object) -> object:

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from tests.search.stages.steps import Staged, machines
+from tests.planning.inter_op.stages.steps import Staged, machines
 from tfpar.cost.cost import Cost
 from tfpar.cost.idle_breakdown import split_idle_time
 from tfpar.cost.pipeline_cost_model import PipelineCostModel, bottleneck_cost

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
+from tests.planning.problems import Captured, price
 from tests.propagation.by_hand import PAIR, ByHand
-from tests.search.problems import Captured, price
 from tfpar.cluster.lookup import find_cluster
 from tfpar.constraints import batch
 from tfpar.cost.liveness import BufferLiveness, Buffers
@@ -14,14 +14,14 @@ from tfpar.cost.pricer import Pricer
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType, Graph
 from tfpar.ir.roles import BACKWARD, FORWARD, Roles
+from tfpar.planning.folding.folded_model import FoldedModel
+from tfpar.planning.intra_op.planners import find_planner
+from tfpar.planning.intra_op.tap.mesh_search import MeshSearch
+from tfpar.planning.pricing.plan_propagation import propagate_plan
 from tfpar.plans import plan_from_constraints
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned_graph import Anchors
 from tfpar.propagation.prepared_graph import prepare
-from tfpar.search.model.folded_model import FoldedModel
-from tfpar.search.plan_propagation import propagate_plan
-from tfpar.search.planners import find_planner
-from tfpar.search.tap.mesh_search import MeshSearch
 from tfpar.spec import Mesh, Replicate, Shard, local_shape
 
 R = Replicate()

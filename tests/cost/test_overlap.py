@@ -7,11 +7,11 @@ import dataclasses
 import pytest
 
 import tfpar as tap
-from tests.search.problems import Captured
+from tests.planning.problems import Captured
 from tfpar.cost.overlap import hidden_by_chunks
+from tfpar.planning.intra_op.planners import find_planner
 from tfpar.planning.solve import find_plan
 from tfpar.plans import Plan
-from tfpar.search.planners import find_planner
 
 
 def test_one_chunk_hides_nothing():

@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests.search.problems import Captured
+from tests.planning.problems import Captured
 from tfpar.cluster.lookup import find_cluster
 from tfpar.cost.patterns import patterns, splits
-from tfpar.search.model.folded_model import FoldedModel
+from tfpar.planning.folding.folded_model import FoldedModel
 from tfpar.spec import Mesh, Shard
 
 MESH = Mesh.of({"data": 2, "model": 2})

@@ -7,10 +7,16 @@ import tensorflow as tf
 
 from tests.cost import test_memory
 from tests.partitioned import devices
+from tests.planning.tiny import Step, chain, problem
 from tests.propagation.by_hand import PAIR, ByHand, specs
-from tests.search.tiny import Step, chain, problem
 from tfpar.cost.overlap import hidden_by_chunks
 from tfpar.ir.text import parse_graph
+from tfpar.planning.folding.folded_model import FoldedModel
+from tfpar.planning.intra_op.rhino.axis_space import AxisStrategySpace, Chosen
+from tfpar.planning.intra_op.rhino.costs import Costs
+from tfpar.planning.intra_op.rhino.mesh_search import MeshShapeSearch
+from tfpar.planning.intra_op.rhino.segments import Segment, segments
+from tfpar.planning.meshes import shapes
 from tfpar.propagation import decide
 from tfpar.propagation.decide import OperandState, choose_strategy
 from tfpar.propagation.engine import propagate
@@ -19,12 +25,6 @@ from tfpar.propagation.partitioned_graph import Anchors
 from tfpar.propagation.prepared_graph import prepare
 from tfpar.rules.rule import PLAIN
 from tfpar.runtime.ranks import Ranks
-from tfpar.search.meshes import shapes
-from tfpar.search.model.folded_model import FoldedModel
-from tfpar.search.rhino.axis_space import AxisStrategySpace, Chosen
-from tfpar.search.rhino.costs import Costs
-from tfpar.search.rhino.mesh_search import MeshShapeSearch
-from tfpar.search.rhino.segments import Segment, segments
 from tfpar.spec import Shard, format_spec
 from tfpar.variables.parallel_variable import ParallelVariable
 
@@ -91,7 +91,7 @@ def node_of(space: AxisStrategySpace, name: str) -> int:
 
 
 def test_a_product_has_four_strategies(space):
-    """Of `search.rhino.axis_space`."""
+    """Of `planning.intra_op.rhino.axis_space`."""
 
     def shown(name):
         return [
@@ -105,7 +105,7 @@ def test_a_product_has_four_strategies(space):
 
 
 def test_what_a_product_and_its_result_cost(space):
-    """Of `search.rhino.costs`."""
+    """Of `planning.intra_op.rhino.costs`."""
     network = Costs(space).network()
     product = node_of(space, "layer/MatMul")
     milliseconds = [1e3 * s for s in network.nodes[product].seconds]
@@ -118,7 +118,7 @@ def test_what_a_product_and_its_result_cost(space):
 
 
 def test_critical_nodes_cut_a_chain():
-    """Of `search.rhino.segments`."""
+    """Of `planning.intra_op.rhino.segments`."""
     cut = [Segment((0, 1), 2), Segment((3, 4), 5), Segment((6,), None)]
     assert segments([0, 1, 2, 3, 3, 4, 5], {2, 5}) == cut
 
@@ -127,7 +127,7 @@ def test_critical_nodes_cut_a_chain():
 
 
 def test_six_layers_fold_to_three():
-    """Of `search.model.fold`."""
+    """Of `planning.folding.fold`."""
     folded = FoldedModel.of(problem(chain(8, *[16] * 7, activation="Tanh", train=False), [2]), 2)
     graph = folded.prepared.graph
     assert [v.name for v in graph.variables] == [f"layer_{i}/kernel" for i in (1, 2, 5, 6)]

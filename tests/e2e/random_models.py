@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers, ops
 
-from tests.search.problems import Captured
+from tests.planning.problems import Captured
 
 Tensor = keras.KerasTensor
 Block = Callable[[np.random.Generator, Tensor], Tensor]

@@ -8,7 +8,7 @@ from keras import layers
 import tfpar as tap
 from tests.cases import nightly
 from tfpar.keras.adapter import parallel_model
-from tfpar.search.tap.planner import TapPlanner
+from tfpar.planning.intra_op.tap.planner import TapPlanner
 from tfpar.spec import PlanError, Shard
 
 rng = np.random.default_rng(0)

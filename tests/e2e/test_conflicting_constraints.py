@@ -6,7 +6,7 @@ import pytest
 
 import tfpar as tap
 from tests.graphs.models import MODELS
-from tests.search.test_conflicts import HEAD, OTHER
+from tests.planning.test_conflicts import HEAD, OTHER
 from tfpar.spec import MemoryLimitError, SpecError
 
 build, DATA = MODELS["three_layers"]

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import tfpar as tap
 from tests.clusters import device, two_levels
-from tests.search.test_cache import Counting
+from tests.planning.test_cache import Counting
 from tfpar.cluster.network import Link
 
 LINK = Link(1e9, 1e-6)

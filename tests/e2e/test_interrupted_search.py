@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import tfpar as tap
-from tests.search.test_incumbent import Interrupted, python_handles_it  # noqa: F401 - a fixture
-from tfpar.planning.stage_planner import assign_stages
-from tfpar.search.tap.planner import TapPlanner
+from tests.planning.test_incumbent import Interrupted, python_handles_it  # noqa: F401 - a fixture
+from tfpar.planning.inter_op.stage_planner import assign_stages
+from tfpar.planning.intra_op.tap.planner import TapPlanner
 
 
 def build():
@@ -137,7 +137,7 @@ def test_fit_after_an_interrupted_search_of_pipelines_takes_what_that_had_found(
     if when == "pricing":
         monkeypatch.setattr("tfpar.planning.step_search.reprice_plan", interrupted)
     if when == "explaining":
-        monkeypatch.setattr("tfpar.planning.sensitivity.LinkFactorEvaluator", interrupted)
+        monkeypatch.setattr("tfpar.planning.inter_op.sensitivity.LinkFactorEvaluator", interrupted)
     options = {"pipeline": "auto", "cluster": "v100-ethernet", "verbose": 0}
     with tap.auto_parallel([4], planner=InTheSecond(), **options):
         model = build()

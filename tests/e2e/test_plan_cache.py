@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import tfpar as tap
-from tests.search.test_cache import MESH, Counting, kept
+from tests.planning.test_cache import MESH, Counting, kept
 from tfpar import api
 
 X, Y = np.ones((8, 6), "float32"), np.ones((8, 2), "float32")

@@ -17,16 +17,15 @@ import pytest
 import tfpar as tap
 from benchmarks import models
 from tests.cases import nightly
-from tests.search.test_cache import problem
+from tests.planning.test_cache import problem
 from tests.time_limits import time_limit
-from tfpar import api
+from tfpar import api, progress
 from tfpar.cluster.lookup import find_cluster
 from tfpar.distributed.job import Job
+from tfpar.planning.intra_op.planners import find_planner, make_budget
+from tfpar.planning.intra_op.tap.planner import TapPlanner
+from tfpar.planning.objective import Budget
 from tfpar.plans import Plan
-from tfpar.report import progress
-from tfpar.search.objective import Budget
-from tfpar.search.planners import find_planner, make_budget
-from tfpar.search.tap.planner import TapPlanner
 from tfpar.spec import Mesh, PlanError, TfparError
 from tfpar.spec.quantities import format_seconds
 

@@ -11,7 +11,7 @@ import pytest
 
 import tfpar as tap
 from tests.report.test_progress import quick  # noqa: F401 - a fixture
-from tfpar.report import progress
+from tfpar import progress
 
 X, Y = np.ones((8, 6), "float32"), np.ones((8, 3), "float32")
 

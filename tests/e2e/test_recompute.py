@@ -18,15 +18,15 @@ from tests.cases import nightly
 from tests.clusters import device, two_levels
 from tests.equivalence import Trained, assert_same, op_by_op, train
 from tests.launch.programs import variables
-from tests.search.problems import Captured, price
+from tests.planning.problems import Captured, price
 from tests.time_limits import time_limit
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.network import Link
 from tfpar.keras.adapter import parallel_model
+from tfpar.planning.intra_op.planners import find_planner
+from tfpar.planning.memory.recompute import recomputed_problem
 from tfpar.planning.solve import find_plan
 from tfpar.plans import Plan
-from tfpar.search.planners import find_planner
-from tfpar.search.recompute import recomputed_problem
 from tfpar.spec import PlanError, SpecError, TfparError
 
 LENGTH, VOCABULARY = 8, 40

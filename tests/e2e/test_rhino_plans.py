@@ -12,8 +12,8 @@ from benchmarks.models import SMALL, batch_of, compile_model
 from tests.cases import is_nightly, nightly
 from tests.e2e.test_searched_plans import COMPUTE_BOUND, MESH, split_weights
 from tests.equivalence import assert_equivalent, assert_same, op_by_op, train
+from tfpar.planning.intra_op.rhino import RhinoPlanner
 from tfpar.plans import Plan
-from tfpar.search.rhino import RhinoPlanner
 from tfpar.spec import Shard
 
 pytestmark = pytest.mark.xdist_group("rhino")  # `trained` once

@@ -13,7 +13,7 @@ from keras import layers
 import tfpar as tap
 from tests.cases import nightly
 from tfpar.cluster.description import Cluster, Device, Level, Node
-from tfpar.search.batch_shares import MIN_SAVING
+from tfpar.planning.pricing.batch_shares import MIN_SAVING
 
 FAST = Device({"float32": 3e9}, 2**34, 3e8, name="fast")
 SLOW = dataclasses.replace(FAST, flops={"float32": 1e9}, memory_bandwidth=1e8, name="slow")

@@ -8,7 +8,7 @@ import pytest
 
 import tfpar as tap
 from tests.cases import nightly
-from tests.search.test_slots import MACHINES
+from tests.planning.test_slots import MACHINES
 from tfpar.spec import Replicate
 
 

@@ -22,9 +22,9 @@ from tfpar.ir.roles import UPDATE, Roles
 from tfpar.keras import adapter
 from tfpar.pipeline import Pipeline
 from tfpar.pipeline.step_stages import assignable, stages_of_step
-from tfpar.planning.stage_planner import assign_stages
+from tfpar.planning.inter_op.stage_planner import assign_stages
+from tfpar.planning.intra_op.planners import find_planner
 from tfpar.plans import Plan, plan_from_constraints
-from tfpar.search.planners import find_planner
 from tfpar.session import Session
 from tfpar.settings import Settings
 from tfpar.spec import Mesh, SpecError

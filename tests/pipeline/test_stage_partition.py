@@ -10,8 +10,8 @@ import pytest
 
 from tests.graphs import saved, saved_names
 from tests.pipeline.sent import sent
+from tests.planning.inter_op.stages.test_unit_builder import seconds
 from tests.propagation.by_hand import FLOAT, ByHand
-from tests.search.stages.test_unit_builder import seconds
 from tfpar.ir.graph import Op, itemsize
 from tfpar.ir.planning_graph import planning_graph
 from tfpar.ir.roles import BACKWARD, FORWARD, Roles
@@ -20,7 +20,7 @@ from tfpar.ir.text import format_graph, format_step
 from tfpar.pipeline.stage_partition import partition_step, sent_whole
 from tfpar.pipeline.step_graph import Runs, crossings
 from tfpar.pipeline.step_stages import assignable, stages_of_step
-from tfpar.search.stages.unit_builder import assign_step
+from tfpar.planning.inter_op.stages.unit_builder import assign_step
 
 
 def planned(name: str) -> StepGraph:

@@ -13,7 +13,7 @@ from tfpar.pipeline.graph import check_schedule
 from tfpar.pipeline.stage_graph import Join, StageGraph, StageLink, Tie
 from tfpar.pipeline.step_graph import Runs, crossings, is_synchronized, stage_graph_of
 from tfpar.pipeline.step_stages import stages_of_step
-from tfpar.search.stages.unit_builder import assign_step
+from tfpar.planning.inter_op.stages.unit_builder import assign_step
 from tfpar.spec import PlanError, ScheduleError
 
 SIZE = 4 * N * N  # of a matrix of a step by hand

@@ -10,15 +10,15 @@ import pytest
 from tests.cases import some_first
 from tests.graphs import saved
 from tests.plan.graphs import mlp
-from tests.search.stages.test_unit_builder import seconds
+from tests.planning.inter_op.stages.test_unit_builder import seconds
 from tfpar.ir.graph import Op
 from tfpar.ir.planning_graph import planning_graph
 from tfpar.ir.roles import Roles
 from tfpar.pipeline import Schedule
 from tfpar.pipeline.generators import FAMILIES, generate, name_of
 from tfpar.pipeline.step_stages import assignable, stages_of_step
+from tfpar.planning.inter_op.stages.unit_builder import assign_step
 from tfpar.plans import PipelinePlan, Plan, plan_from_constraints
-from tfpar.search.stages.unit_builder import assign_step
 from tfpar.spec import ArgumentError, Mesh, OtherModelError, PlanError
 
 MESH = Mesh.of([1, 2])

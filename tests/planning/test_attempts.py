@@ -7,10 +7,10 @@ import math
 
 import pytest
 
-from tests.search.problems import Captured
+from tests.planning.problems import Captured
 from tfpar.planning import solve
-from tfpar.search.peak_model import PeakMemoryModel
-from tfpar.search.tap.planner import TapPlanner
+from tfpar.planning.intra_op.tap.planner import TapPlanner
+from tfpar.planning.memory.peak_model import PeakMemoryModel
 from tfpar.spec import MemoryLimitError
 
 

@@ -7,10 +7,10 @@ import pytest
 from tests.graphs import BATCH, saved
 from tests.planning.test_saved_graphs import SLOW
 from tfpar.constraints import replicate
+from tfpar.planning.intra_op.planners import find_planner
 from tfpar.planning.request import PlanRequest
 from tfpar.planning.step_search import StepSearch
 from tfpar.planning.trial_candidates import select_trial_candidates
-from tfpar.search.planners import find_planner
 from tfpar.spec import Mesh
 
 MESH = Mesh.of([4])

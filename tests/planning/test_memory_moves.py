@@ -9,12 +9,12 @@ import pytest
 from tests.graphs import BATCH, saved
 from tests.planning.test_saved_graphs import SLOW
 from tfpar.cost.cost import Cost
+from tfpar.planning.intra_op.planners import find_planner
 from tfpar.planning.memory.fit import MemoryFit
+from tfpar.planning.objective import UNCERTAINTY
 from tfpar.planning.request import PlanRequest
 from tfpar.planning.step_search import StepSearch
 from tfpar.plans import Plan
-from tfpar.search.objective import UNCERTAINTY
-from tfpar.search.planners import find_planner
 from tfpar.spec import Mesh
 
 LIMIT = 10.0

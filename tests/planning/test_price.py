@@ -15,14 +15,14 @@ from tfpar.cluster.lookup import find_cluster
 from tfpar.constraints import batch
 from tfpar.pipeline import Pipeline
 from tfpar.planning.candidates import Candidate
+from tfpar.planning.inter_op.sensitivity import PlanRepricer
+from tfpar.planning.intra_op.planners import find_planner
+from tfpar.planning.pricing.price import price_plan
+from tfpar.planning.problem import Problem
 from tfpar.planning.repricing import reprice_plan
 from tfpar.planning.request import PlanRequest
-from tfpar.planning.sensitivity import PlanRepricer
 from tfpar.planning.step_search import StepSearch
 from tfpar.plans import Offload, Plan
-from tfpar.search.planners import find_planner
-from tfpar.search.price import price_plan
-from tfpar.search.problem import Problem
 from tfpar.spec import Mesh
 
 

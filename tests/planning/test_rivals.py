@@ -13,15 +13,15 @@ from tfpar.cluster.description import Cluster, Device, Level, Node
 from tfpar.cluster.scaling import scale_bandwidth
 from tfpar.pipeline import Pipeline
 from tfpar.planning.candidates import Candidate
+from tfpar.planning.inter_op.sensitivity import PlanRepricer
+from tfpar.planning.inter_op.stages.pipeline_pricing import price_best_schedule
+from tfpar.planning.inter_op.stopping import compute_bound_seconds, reaches_compute_bound
+from tfpar.planning.intra_op.planners import find_planner
+from tfpar.planning.problem import Problem
 from tfpar.planning.repricing import reprice_plan
 from tfpar.planning.request import PlanRequest
-from tfpar.planning.sensitivity import PlanRepricer
 from tfpar.planning.step_search import StepSearch
-from tfpar.planning.stopping import compute_bound_seconds, reaches_compute_bound
 from tfpar.plans import Plan
-from tfpar.search.planners import find_planner
-from tfpar.search.problem import Problem
-from tfpar.search.stages.pipeline_pricing import price_best_schedule
 from tfpar.spec import Mesh
 
 

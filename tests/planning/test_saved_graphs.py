@@ -15,15 +15,15 @@ from tfpar.cost.evaluate import evaluate
 from tfpar.ir.fingerprint import fingerprint
 from tfpar.ir.roles import Roles
 from tfpar.ir.text import format_step, parse_step
+from tfpar.planning.intra_op.planners import find_planner
+from tfpar.planning.pricing.plan_propagation import propagate_plan
+from tfpar.planning.problem import Problem
 from tfpar.planning.problems import state_problem
 from tfpar.planning.request import PlanRequest
 from tfpar.planning.solve import find_plan
 from tfpar.plans import Plan
 from tfpar.rewrite.local_graph import build_local_program
 from tfpar.rewrite.reshard import COLLECTIVE_TYPES
-from tfpar.search.plan_propagation import propagate_plan
-from tfpar.search.planners import find_planner
-from tfpar.search.problem import Problem
 from tfpar.spec import Mesh
 
 SLOW = Cluster.regular(

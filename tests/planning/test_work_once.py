@@ -10,13 +10,13 @@ import pytest
 
 from tests.graphs import BATCH, saved
 from tfpar.cluster.description import Cluster, Device, Level, Node
-from tfpar.planning import stage_planner
+from tfpar.planning.inter_op import stage_planner
+from tfpar.planning.inter_op.stages import pipeline_pricing
+from tfpar.planning.intra_op.planners import find_planner
 from tfpar.planning.pipeline_search import ALL, search_step
 from tfpar.planning.request import PlanRequest
 from tfpar.planning.step_search import StepSearch
 from tfpar.plans import Plan
-from tfpar.search.planners import find_planner
-from tfpar.search.stages import pipeline_pricing
 from tfpar.spec import Mesh
 
 FAST = Device({"float32": 4e9}, 2**30, 4e9, 1e-7, name="fast")

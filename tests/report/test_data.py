@@ -17,13 +17,13 @@ from tfpar.ir.graph import DType
 from tfpar.ir.model_layers import ModelLayer
 from tfpar.pipeline import Pipeline
 from tfpar.planning.completion import attach_partitioned
+from tfpar.planning.intra_op.planners import find_planner
 from tfpar.planning.request import PlanRequest
 from tfpar.planning.step_search import StepSearch
 from tfpar.plans import Plan, plan_from_constraints
 from tfpar.report.data.build import build_report
 from tfpar.report.data.schema import Report, read_report
 from tfpar.report.summary import summary
-from tfpar.search.planners import find_planner
 from tfpar.spec import Mesh, PlanError, Shard, format_spec, replicated_spec
 
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tests.search.problems import Captured
+from tests.planning.problems import Captured
 from tfpar.plans import plan_from_constraints
 from tfpar.report.name_groups import MOST_GROUPS, format_name_groups, group_names
 from tfpar.spec import Mesh, PlanError

@@ -12,7 +12,7 @@ import types
 import pytest
 
 from tests.time_limits import time_limit
-from tfpar.report import progress
+from tfpar import progress
 
 
 class Terminal(io.StringIO):

@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests.search.problems import Captured, partition
+from tests.planning.problems import Captured, partition
+from tfpar.planning.intra_op.tap.planner import TapPlanner
 from tfpar.plans import Plan
 from tfpar.report.views import explain, plan_graph, summary
-from tfpar.search.tap.planner import TapPlanner
 from tfpar.spec import PlanError
 
 

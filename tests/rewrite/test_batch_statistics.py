@@ -6,8 +6,8 @@ import functools
 
 import pytest
 
-from tests.search.problems import Captured
-from tests.search.stages.steps import machines
+from tests.planning.inter_op.stages.steps import machines
+from tests.planning.problems import Captured
 from tfpar.ir.roles import Roles
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned_graph import Anchors

@@ -21,11 +21,11 @@ from tfpar.cluster.lookup import find_cluster
 from tfpar.constraints import batch, shard
 from tfpar.pipeline import Pipeline
 from tfpar.planning.completion import attach_partitioned
+from tfpar.planning.intra_op.planners import find_planner
 from tfpar.planning.request import PlanRequest
 from tfpar.planning.step_search import StepSearch
 from tfpar.plans import Plan
 from tfpar.report.data.schema import Report, TaskSummary, TransferSummary, read_report
-from tfpar.search.planners import find_planner
 from tfpar.spec import Mesh, PlanError
 from tfpar.timeline.predicted import MOST_RANKS, predicted_trace
 

@@ -15,7 +15,7 @@ from tfpar.calibration.workload import ON_CPU, ON_GPU, MachineInfo
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.files import cluster_of, describe, write_cluster
 from tfpar.distributed.world import World, this_world
-from tfpar.report.progress import reporting
+from tfpar.progress import reporting
 from tfpar.runtime.detect import detect_cluster, every_rank
 from tfpar.runtime.devices import memory_of
 from tfpar.runtime.ranks import Ranks

@@ -13,7 +13,7 @@ from tfpar.calibration.workload import ALIKE, Sizes, Tell
 from tfpar.cluster.check import TRANSFER
 from tfpar.cluster.description import MeasuredCollective
 from tfpar.cluster.network import Groups
-from tfpar.search.meshes import logical_meshes
+from tfpar.planning.meshes import logical_meshes
 from tfpar.spec import Mesh
 from tfpar.spec.names import COLLECTIVES
 

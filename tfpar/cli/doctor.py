@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from tfpar.doctor import Finding, Status
-from tfpar.report.progress import reporting
+from tfpar.progress import reporting
 from tfpar.report.tables import render_table
 
 SOUND, UNSOUND = 0, 1

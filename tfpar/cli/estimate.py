@@ -14,7 +14,7 @@ from tfpar.spec import MemoryLimitError, Mesh, TfparError
 from tfpar.spec.arguments import integer
 
 if TYPE_CHECKING:
-    from tfpar.report.progress import Reporter
+    from tfpar.progress import Reporter
     from tfpar.traced import TracedModel
 
 FITS, NONE_FITS = 0, 1

@@ -19,10 +19,10 @@ from tfpar.constraints import Constraint
 from tfpar.hints import read_hints
 from tfpar.keras import adapter
 from tfpar.options import PlanKeywords, settings_of
+from tfpar.planning.incumbent import SearchInterrupted
 from tfpar.plans import Offload, Plan
 from tfpar.report.data.build import build_report
 from tfpar.report.what_if import what_if
-from tfpar.search.incumbent import SearchInterrupted
 from tfpar.session import Session
 from tfpar.settings import Settings
 from tfpar.spec import Mesh, PlanError, TfparError

@@ -19,10 +19,10 @@ from tfpar.ir.passes.split_bundles import split_bundles
 from tfpar.ir.passes.trim import trim
 from tfpar.ir.step import StepGraph
 from tfpar.ir.text import format_step
+from tfpar.planning.memory.offload import offload_graph_activations, offload_graph_slots, slots_of
+from tfpar.planning.memory.recompute import recompute_blocks
 from tfpar.plans.offload import OffloadPlan
 from tfpar.propagation.prepared_graph import PreparedGraph, prepare
-from tfpar.search.offload import offload_graph_activations, offload_graph_slots, slots_of
-from tfpar.search.recompute import recompute_blocks
 
 
 @contextlib.contextmanager

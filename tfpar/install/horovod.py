@@ -30,7 +30,7 @@ from tfpar.install import toolchain
 from tfpar.install.build_log import BuildLog
 from tfpar.install.patches import patch_sources, patch_version
 from tfpar.install.wheel_cache import WheelFolder, WheelKey, default_cache
-from tfpar.report.progress import reporting
+from tfpar.progress import reporting
 from tfpar.spec.errors import TfparError
 
 logger = logging.getLogger("tfpar")

@@ -53,7 +53,8 @@ class Roles:
             rest of the backward pass. What some gradient is computed from is none of them.
         activations: tensors of the forward pass that the backward pass reads, themselves or by
             another name (reshaped).
-        times: how many ops of the model each op stands for (see `search.model.fold`); 1 if absent.
+        times: how many ops of the model each op stands for (see `planning.folding.fold`); 1 if
+            absent.
         wire_dtypes: the dtype in which collectives carry a tensor, if it is not its own: that of
             what it was cast from (see `find_widened_tensors`), or that to which the user has
             gradients compressed.

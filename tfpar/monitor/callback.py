@@ -15,7 +15,7 @@ from tfpar.keras import adapter
 from tfpar.monitor.files import MonitorWriter
 from tfpar.monitor.meter import Meter, Tally
 from tfpar.monitor.monitored_model import MonitoredModel
-from tfpar.search.objective import UNCERTAINTY
+from tfpar.planning.objective import UNCERTAINTY
 from tfpar.spec import TfparError, arguments
 from tfpar.steps.replanning import check_can_replan
 

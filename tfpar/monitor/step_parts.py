@@ -18,11 +18,11 @@ from tfpar.calibration.timing import Timer
 from tfpar.cluster.description import Cluster
 from tfpar.cost.collectives import collective_seconds
 from tfpar.monitor.expectation import ExpectedCollectives, Kind, machines_of, work_s
+from tfpar.planning.objective import UNCERTAINTY
 from tfpar.plans import Plan
 from tfpar.rewrite.reshard import COLLECTIVE_TYPES
 from tfpar.runtime.executable import Executable
 from tfpar.runtime.ranks import Ranks
-from tfpar.search.objective import UNCERTAINTY
 from tfpar.spec import Mesh
 from tfpar.spec.names import COLLECTIVES
 from tfpar.spec.quantities import format_seconds

@@ -11,9 +11,9 @@ import math
 
 from tfpar.cluster.description import Cluster
 from tfpar.pipeline import Pipeline
+from tfpar.planning.meshes import LogicalMesh
+from tfpar.planning.problem import Problem
 from tfpar.plans import Plan
-from tfpar.search.meshes import LogicalMesh
-from tfpar.search.problem import Problem
 
 Order = tuple[int, ...]
 """Ranks, actor by actor, those of each ascending; none: all as they are."""

@@ -9,13 +9,13 @@ from tfpar.cluster.description import Cluster
 from tfpar.cost.cost import Cost
 from tfpar.cost.evaluate import evaluate
 from tfpar.ir.collection import collection_paused
+from tfpar.planning.folding.folded_model import folded_model
+from tfpar.planning.pricing.batch_shares import optimize_shares, uneven_axes
+from tfpar.planning.pricing.plan_propagation import propagate_plan
+from tfpar.planning.pricing.price import make_step_pricer
+from tfpar.planning.problem import Problem
 from tfpar.plans import Plan, PricedCandidate
 from tfpar.propagation.engine import propagate
-from tfpar.search.batch_shares import optimize_shares, uneven_axes
-from tfpar.search.model.folded_model import folded_model
-from tfpar.search.plan_propagation import propagate_plan
-from tfpar.search.price import make_step_pricer
-from tfpar.search.problem import Problem
 from tfpar.spec import Mesh
 
 

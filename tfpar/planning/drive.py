@@ -4,7 +4,7 @@ make      an outer search proposes a candidate: a pipeline, where its actors are
           of a candidate before it (`PipelineSearch`: one pipeline that is given, or all)
 lay out   the planner finds the layout of one actor's ranks (`solve`), which is cut in stages
 fit       moves make it store less where it does not fit (`memory`)
-price     its whole step is priced (`search.price`)
+price     its whole step is priced (`planning.pricing.price`)
 keep      the outer search keeps the best, by which it decides what to propose next
 """
 
@@ -18,8 +18,8 @@ from typing import Protocol
 from tfpar.cluster.description import Cluster
 from tfpar.pipeline import Pipeline
 from tfpar.planning.candidates import Candidate, Order, Proposal
-from tfpar.planning.relaxed_estimate import RelaxedEstimate
-from tfpar.search.incumbent import SearchInterrupted
+from tfpar.planning.incumbent import SearchInterrupted
+from tfpar.planning.inter_op.relaxed_estimate import RelaxedEstimate
 from tfpar.spec import PlanError, ScheduleError, SpecError, TfparError
 
 

@@ -10,16 +10,16 @@ from typing import Literal
 from tfpar.constraints.stages import check_stages
 from tfpar.pipeline import AUTO, Pipeline
 from tfpar.planning.drive import PipelineSearch, search_plan
-from tfpar.planning.enumerate_pipelines import EnumeratePipelines, numbers_of_stages
-from tfpar.planning.placing import GivenPipeline
+from tfpar.planning.incumbent import SearchInterrupted
+from tfpar.planning.inter_op.enumerate_pipelines import EnumeratePipelines, numbers_of_stages
+from tfpar.planning.inter_op.placing import GivenPipeline
+from tfpar.planning.inter_op.sensitivity import attach_break_even, attach_idle_times
+from tfpar.planning.inter_op.stopping import Enough, needs_no_stages, reaches_compute_bound
+from tfpar.planning.inter_op.strategy_search import StrategySearch
+from tfpar.planning.problem import Problem
 from tfpar.planning.request import PlanRequest
-from tfpar.planning.sensitivity import attach_break_even, attach_idle_times
 from tfpar.planning.step_search import StepEvaluator, StepSearch
-from tfpar.planning.stopping import Enough, needs_no_stages, reaches_compute_bound
-from tfpar.planning.strategy_search import StrategySearch
 from tfpar.plans import Plan
-from tfpar.search.incumbent import SearchInterrupted
-from tfpar.search.problem import Problem
 from tfpar.spec import PlanError
 
 logger = logging.getLogger("tfpar")

@@ -10,12 +10,12 @@ from tfpar.ir.fingerprint import fingerprint
 from tfpar.ir.graph import Graph, Tensor, Variable
 from tfpar.ir.planning_graph import PlanningGraph, planning_graph
 from tfpar.ir.step import StepGraph
+from tfpar.planning.memo import Memo
+from tfpar.planning.memory.offload import bound_to_device
+from tfpar.planning.meshes import given_mesh, logical_meshes
+from tfpar.planning.problem import ConstrainedSpec, Problem
 from tfpar.planning.request import PlanRequest
 from tfpar.plans import Offload
-from tfpar.search.memo import Memo
-from tfpar.search.meshes import given_mesh, logical_meshes
-from tfpar.search.offload import bound_to_device
-from tfpar.search.problem import ConstrainedSpec, Problem
 from tfpar.spec import Spec
 
 MOST_KEPT = 3

@@ -7,9 +7,9 @@ import dataclasses
 from tfpar.cluster.description import Cluster
 from tfpar.pipeline import Pipeline
 from tfpar.pipeline.generators import schedule_on
+from tfpar.planning.pricing.price import price_plan
+from tfpar.planning.problem import Problem
 from tfpar.plans import Plan
-from tfpar.search.price import price_plan
-from tfpar.search.problem import Problem
 from tfpar.spec import ScheduleError
 
 

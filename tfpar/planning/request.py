@@ -9,11 +9,11 @@ from tfpar.cluster.description import Cluster
 from tfpar.constraints import Constraint
 from tfpar.constraints.stages import least_stages
 from tfpar.pipeline import Pipeline
-from tfpar.planning.machine_types import list_machine_types
+from tfpar.planning.inter_op.machine_types import list_machine_types
+from tfpar.planning.meshes import LogicalMesh
+from tfpar.planning.objective import Budget
 from tfpar.plans import Offload, Plan
-from tfpar.report.progress import QUIET, Reporter
-from tfpar.search.meshes import LogicalMesh
-from tfpar.search.objective import Budget
+from tfpar.progress import QUIET, Reporter
 from tfpar.spec import Mesh
 
 

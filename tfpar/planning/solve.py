@@ -10,22 +10,22 @@ import logging
 from collections.abc import Callable, Iterator, MutableMapping
 
 from tfpar.cost.cost import Cost
+from tfpar.planning.cache import PlanCache, problem_digest
+from tfpar.planning.conflicts import Conflict, Relaxed, conflict_error, find_conflict
+from tfpar.planning.incumbent import Incumbent, MakePlan, SearchInterrupted
+from tfpar.planning.intra_op.batch_axes import infer_batch_axes
 from tfpar.planning.memory.fit import MemoryFit
 from tfpar.planning.memory.limit import solve_under_memory_limit
 from tfpar.planning.memory.lower_limit import Layout, LowerLimit
+from tfpar.planning.memory.memory_errors import check_room, memory_error
+from tfpar.planning.memory.peak_model import PeakMemoryModel
+from tfpar.planning.memory.plan_transforms import apply_plan_transforms
+from tfpar.planning.pricing.chunks import choose_num_chunks
+from tfpar.planning.pricing.microbatches import price_in_microbatches
+from tfpar.planning.pricing.plan_propagation import propagate_transformed
+from tfpar.planning.pricing.price import price_whole
+from tfpar.planning.problem import Planner, Problem
 from tfpar.plans import Plan
-from tfpar.search.batch_axes import infer_batch_axes
-from tfpar.search.cache import PlanCache, problem_digest
-from tfpar.search.chunks import choose_num_chunks
-from tfpar.search.conflicts import Conflict, Relaxed, conflict_error, find_conflict
-from tfpar.search.incumbent import Incumbent, MakePlan, SearchInterrupted
-from tfpar.search.memory_errors import check_room, memory_error
-from tfpar.search.microbatches import price_in_microbatches
-from tfpar.search.peak_model import PeakMemoryModel
-from tfpar.search.plan_propagation import propagate_transformed
-from tfpar.search.plan_transforms import apply_plan_transforms
-from tfpar.search.price import price_whole
-from tfpar.search.problem import Planner, Problem
 from tfpar.spec import PlanError, TimeLimitError
 
 logger = logging.getLogger("tfpar")

@@ -11,6 +11,7 @@ from tfpar.constraints import PutInStage
 from tfpar.cost.cost import Cost
 from tfpar.ir.step import StepGraph
 from tfpar.pipeline import Pipeline
+from tfpar.planning.cache import PlanCache
 from tfpar.planning.candidates import (
     BalancedShares,
     BestSchedule,
@@ -22,28 +23,27 @@ from tfpar.planning.candidates import (
     Proposal,
 )
 from tfpar.planning.completion import balance_shares, cost_on_one_device
+from tfpar.planning.deadline import Deadline
 from tfpar.planning.drive import search_plan
-from tfpar.planning.machine_order import ActorSlots, PlacementWorkload, fastest_orders
-from tfpar.planning.machine_types import search_machine_types
+from tfpar.planning.incumbent import IncumbentCallback, MakePlan, SearchInterrupted
+from tfpar.planning.inter_op.machine_order import ActorSlots, PlacementWorkload, fastest_orders
+from tfpar.planning.inter_op.machine_types import search_machine_types
+from tfpar.planning.inter_op.placing import GivenPipeline
+from tfpar.planning.inter_op.relaxed_estimate import RelaxedEstimate, estimate_relaxed
+from tfpar.planning.inter_op.stage_planner import assign_stages
+from tfpar.planning.inter_op.stages.pipeline_pricing import price_best_schedule
+from tfpar.planning.inter_op.stopping import Enough
+from tfpar.planning.memory.memory_errors import check_room
 from tfpar.planning.memory.stages import StagedFit
-from tfpar.planning.placing import GivenPipeline
+from tfpar.planning.meshes import LogicalMesh
+from tfpar.planning.pricing.price import price_plan
+from tfpar.planning.problem import Planner, Problem
 from tfpar.planning.problems import StepProblems
-from tfpar.planning.relaxed_estimate import RelaxedEstimate, estimate_relaxed
 from tfpar.planning.repricing import reprice_plan
 from tfpar.planning.request import PlanRequest
 from tfpar.planning.solve import Interrupted, find_plan, interruptible
-from tfpar.planning.stage_planner import assign_stages
-from tfpar.planning.stopping import Enough
 from tfpar.plans import Plan
 from tfpar.plans.equivalence import execution_key
-from tfpar.search.cache import PlanCache
-from tfpar.search.deadline import Deadline
-from tfpar.search.incumbent import IncumbentCallback, MakePlan, SearchInterrupted
-from tfpar.search.memory_errors import check_room
-from tfpar.search.meshes import LogicalMesh
-from tfpar.search.price import price_plan
-from tfpar.search.problem import Planner, Problem
-from tfpar.search.stages.pipeline_pricing import price_best_schedule
 from tfpar.spec import Mesh, PlanError, ScheduleError, Spec, TfparError
 
 

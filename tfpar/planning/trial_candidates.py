@@ -6,12 +6,12 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 
-from tfpar.planning.enumerate_pipelines import name_of_plan
+from tfpar.planning.inter_op.enumerate_pipelines import name_of_plan
+from tfpar.planning.meshes import logical_meshes
+from tfpar.planning.problem import Problem
 from tfpar.planning.request import PlanRequest
 from tfpar.plans import Plan, RejectedCandidate
 from tfpar.plans.equivalence import execution_key
-from tfpar.search.meshes import logical_meshes
-from tfpar.search.problem import Problem
 from tfpar.spec import PlanError
 
 Search = Callable[[PlanRequest], tuple[Plan, Problem]]

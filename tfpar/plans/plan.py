@@ -102,7 +102,7 @@ class Plan:
         cluster: the machines it was made for, and `cost` what a step costs there; None where
             nothing was priced.
         recompute: the blocks that are computed again in the backward pass, by name; see
-            `search.recompute`.
+            `planning.memory.recompute`.
         offloaded: what lies in the memory of hosts between its uses.
         shares: of a mesh axis whose ranks have unequal shares of the batch: how many samples each
             coordinate gets of those that were planned for, in all stages; batches of other sizes
@@ -115,7 +115,7 @@ class Plan:
         stages: of a pipeline of several stages; None: there is one.
         ops: how ops run that would not run so by themselves, by name.
         passed_over: (seconds, collectives) of the fastest plan that was found, where a simpler one
-            was taken that predictions cannot tell from it (`search.tie_breaking`).
+            was taken that predictions cannot tell from it (`planning.intra_op.tie_breaking`).
         rivals: what else `pipeline="auto"` found or passed over, the fastest first; see
             `RejectedCandidate`.
         trials: what was measured of plans that were run before one was taken, this one first.

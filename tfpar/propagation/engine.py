@@ -5,8 +5,8 @@ inputs as they come and runs the way that moves the fewest bytes (`step`); what 
 input came is a reshard. A pure function of the prepared graph and the anchors, with decisions
 remembered by rule and specs, so that searching calls it many times a second.
 
-Who runs a part of a graph (`search.pricing.incremental`), or looks at each op before it runs
-(`search.rhino.explicit_ops`), takes the same steps on a `PropagationState`.
+Who runs a part of a graph (`planning.intra_op.incremental.incremental`), or looks at each op before
+it runs (`planning.intra_op.rhino.explicit_ops`), takes the same steps on a `PropagationState`.
 """
 
 from __future__ import annotations

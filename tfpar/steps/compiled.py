@@ -28,18 +28,18 @@ from tfpar.interop.xla import XlaKernels
 from tfpar.ir.graph import Op, Tensor, Variable
 from tfpar.ir.names import VariableName
 from tfpar.pipeline.statistics import BatchStatisticsOf
+from tfpar.planning.meshes import input_spec
 from tfpar.planning.problems import batched_inputs
 from tfpar.plans import Plan
+from tfpar.progress import Reporter, reporting
 from tfpar.propagation.uneven_batch import UnevenSplitError
 from tfpar.report.announcement import announcement
-from tfpar.report.progress import Reporter, reporting
 from tfpar.report.warnings import Warnings
 from tfpar.rewrite.packing import DEFAULT_BUCKET_BYTES
 from tfpar.rewrite.rank_local_axis import NotRepeatableError
 from tfpar.rewrite.stage_split import PipelineLowering
 from tfpar.rewrite.xla_regions import find_uncompiled_ops
 from tfpar.runtime.executable import Executable
-from tfpar.search.meshes import input_spec
 from tfpar.session import Session
 from tfpar.spec import TfparError
 from tfpar.steps.shared_plan import SharedPlan

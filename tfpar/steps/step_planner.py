@@ -13,23 +13,23 @@ from tfpar.constraints import Constraint, collect_layer_specs
 from tfpar.ir.roles import Roles, trains
 from tfpar.pipeline.actor_ranks import groups_of
 from tfpar.planning.completion import cost_on_one_device
+from tfpar.planning.incumbent import SearchInterrupted
+from tfpar.planning.inter_op.stage_planner import assign_stages
+from tfpar.planning.intra_op.gain import DEFAULT_STEPS
+from tfpar.planning.memory.offload import select_offloads
+from tfpar.planning.memory.recompute import Blocks
 from tfpar.planning.memory.stages import check_given, with_prices
 from tfpar.planning.pipeline_search import GIVEN, search_step, select_scope
+from tfpar.planning.problem import Problem
 from tfpar.planning.problems import state_problem
 from tfpar.planning.request import PlanRequest
 from tfpar.planning.solve import reuse_interrupted
-from tfpar.planning.stage_planner import assign_stages
 from tfpar.planning.step_search import StepSearch
 from tfpar.planning.trial_candidates import select_trial_candidates
 from tfpar.plans import OffloadPlan, Plan, PricedCandidate, plan_from_constraints
+from tfpar.progress import QUIET, Reporter, reporting
 from tfpar.report.announcement import SearchSummary
-from tfpar.report.progress import QUIET, Reporter, reporting
 from tfpar.runtime.detect import detect_cluster
-from tfpar.search.gain import DEFAULT_STEPS
-from tfpar.search.incumbent import SearchInterrupted
-from tfpar.search.offload import select_offloads
-from tfpar.search.problem import Problem
-from tfpar.search.recompute import Blocks
 from tfpar.session import Session
 from tfpar.spec import Mesh, OtherModelError, PlanError, Spec, TimeLimitError
 from tfpar.steps.shared_plan import SharedPlan

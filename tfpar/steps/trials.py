@@ -21,13 +21,13 @@ from tfpar.capture.step import CapturedStep, argument_specs
 from tfpar.distributed.exchange import PeerLostError
 from tfpar.ir.lasting_effects import find_lasting_effect
 from tfpar.ir.roles import changes_weights
-from tfpar.planning.enumerate_pipelines import name_of_plan
+from tfpar.planning.deadline import Deadline
+from tfpar.planning.inter_op.enumerate_pipelines import name_of_plan
 from tfpar.plans import Plan, TrialResult
-from tfpar.report.progress import Reporter, reporting
+from tfpar.progress import Reporter, reporting
 from tfpar.report.trials import trial_text
 from tfpar.rewrite.rank_local_axis import NotRepeatableError
 from tfpar.runtime.executable import Executable
-from tfpar.search.deadline import Deadline
 from tfpar.spec import TfparError
 from tfpar.steps.compiled import CompiledFunction
 from tfpar.variables.snapshot import VariableSnapshot

@@ -13,7 +13,9 @@ import tfpar as tap
 from benchmarks.models import SMALL
 from tests.partitioned import Traced
 from tests.plan.graphs import mlp
-from tests.search.problems import Captured, partition
+from tests.planning.problems import Captured, partition
+from tfpar.planning.intra_op.rhino import RhinoPlanner
+from tfpar.planning.problem import step_anchors
 from tfpar.plans import Plan, plan_from_constraints
 from tfpar.propagation.decide import strategy_of
 from tfpar.propagation.engine import propagate
@@ -21,8 +23,6 @@ from tfpar.propagation.factors import CARRY, WHOLE
 from tfpar.propagation.partitioned_graph import Anchors, OpPlan, PartitionedGraph
 from tfpar.propagation.prepared_graph import prepare
 from tfpar.rewrite.chunks import chunked_anchors, with_chunks
-from tfpar.search.problem import step_anchors
-from tfpar.search.rhino import RhinoPlanner
 from tfpar.spec import Mesh, PlanError, parse_spec, replicated_spec
 
 GRID = {"data": 2, "model": 2}

@@ -21,7 +21,7 @@ from tests.distributed.training.place import (
     trained,
     weights,
 )
-from tests.search.by_ops import ByOps
+from tests.planning.by_ops import ByOps
 
 X, Y = regression(21)
 

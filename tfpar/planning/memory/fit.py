@@ -13,8 +13,8 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
+from tfpar.planning.objective import UNCERTAINTY
 from tfpar.plans import MemoryAttempt, Plan
-from tfpar.search.objective import UNCERTAINTY
 
 
 class MemoryMove(Protocol):

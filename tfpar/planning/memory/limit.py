@@ -10,13 +10,13 @@ from tfpar.ir.graph import Graph
 from tfpar.ir.roles import Roles
 from tfpar.ir.traits import FREE
 from tfpar.planning.memory.fit import MemoryFit, MemoryMove
+from tfpar.planning.memory.offload import offloaded_problem, select_offloads
 from tfpar.planning.memory.offload_moves import OffloadActivations
+from tfpar.planning.memory.plan_transforms import apply_memory_transforms
+from tfpar.planning.memory.recompute import Blocks, recomputed_problem
 from tfpar.planning.memory.relayout import Relayout, ShardSlots, fastest_plan
+from tfpar.planning.problem import Planner, Problem
 from tfpar.plans import OffloadPlan, Plan
-from tfpar.search.offload import offloaded_problem, select_offloads
-from tfpar.search.plan_transforms import apply_memory_transforms
-from tfpar.search.problem import Planner, Problem
-from tfpar.search.recompute import Blocks, recomputed_problem
 
 LEAST_SAVING = 0.01
 """The part of all activations that a repeated block has to save to be worth a search of its own

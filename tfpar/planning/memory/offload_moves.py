@@ -16,11 +16,11 @@ from tfpar.cost.pricer import shard_bytes
 from tfpar.ir.graph import itemsize
 from tfpar.ir.traits import IN_FLIGHT
 from tfpar.planning.memory.fit import MemoryFit
+from tfpar.planning.memory.offload import weights_with_slots
 from tfpar.planning.memory.shard_slots import with_sharded_slots
+from tfpar.planning.pricing.price import price_whole
+from tfpar.planning.problem import Problem
 from tfpar.plans import Plan
-from tfpar.search.offload import weights_with_slots
-from tfpar.search.price import price_whole
-from tfpar.search.problem import Problem
 from tfpar.spec import replicated_spec
 
 

@@ -7,14 +7,14 @@ import math
 from collections.abc import Iterator
 
 from tfpar.cost.cost import Cost
+from tfpar.planning.incumbent import IncumbentCallback, MakePlan
 from tfpar.planning.memory.fit import MemoryFit, is_near
 from tfpar.planning.memory.offload_moves import offload_slots_to_fit
+from tfpar.planning.memory.plan_transforms import apply_memory_transforms
 from tfpar.planning.memory.shard_slots import may_fit_with_sharded_slots, with_sharded_slots
+from tfpar.planning.meshes import LogicalMesh
+from tfpar.planning.problem import Planner, Problem
 from tfpar.plans import OffloadPlan, Plan
-from tfpar.search.incumbent import IncumbentCallback, MakePlan
-from tfpar.search.meshes import LogicalMesh
-from tfpar.search.plan_transforms import apply_memory_transforms
-from tfpar.search.problem import Planner, Problem
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 
 from tfpar.cost.pricer import shard_bytes
 from tfpar.ir.graph import itemsize
+from tfpar.planning.pricing.price import price_whole
+from tfpar.planning.problem import Problem
 from tfpar.plans import Plan, PlannedVariable
 from tfpar.propagation.prepared_graph import prepare
-from tfpar.search.price import price_whole
-from tfpar.search.problem import Problem
 from tfpar.spec import Mesh, Replicate, Shard, Spec, SpecError, local_shape
 
 

@@ -3,7 +3,8 @@
 A planner knows of no stages: it prices the whole model on the ranks of one. So it is given the
 memory of all actors together, and what it finds is assigned to stages and priced in them. Where a
 stage does not fit, slots are sharded, then offloaded; units are reassigned under a memory budget
-(`stages.memory_budget`); and the layout is searched again with proportionally less memory.
+(`planning.inter_op.stages.memory_budget`); and the layout is searched again with proportionally
+less memory.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from typing import Protocol
 
 from tfpar.cluster.description import Cluster
 from tfpar.cost.pipeline_cost import PipelineCost
+from tfpar.planning.deadline import Deadline
+from tfpar.planning.incumbent import MakePlan, SearchInterrupted
 from tfpar.planning.memory.fit import MemoryFit
 from tfpar.planning.memory.lower_limit import Layout, LowerLimit
 from tfpar.planning.memory.offload_moves import with_slots_away
 from tfpar.planning.memory.shard_slots import shard_slots
+from tfpar.planning.pricing.price import price_plan
+from tfpar.planning.problem import Problem
 from tfpar.plans import Plan
-from tfpar.search.deadline import Deadline
-from tfpar.search.incumbent import MakePlan, SearchInterrupted
-from tfpar.search.price import price_plan
-from tfpar.search.problem import Problem
 from tfpar.spec import MemoryLimitError, PlanError
 from tfpar.spec.quantities import format_bytes
 

@@ -1,0 +1,509 @@
+"""Which pipeline is chosen, of plans with given costs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+
+from tests.cases import seeds
+from tfpar.cost.cost import Cost
+from tfpar.pipeline import Pipeline
+from tfpar.planning.candidates import (
+    BestSchedule,
+    Candidate,
+    NewLayout,
+    OtherMicrobatches,
+    OtherStages,
+)
+from tfpar.planning.drive import search_plan
+from tfpar.planning.incumbent import SearchInterrupted
+from tfpar.planning.inter_op.enumerate_pipelines import (
+    EnumeratePipelines,
+    name_of_plan,
+    numbers_of_stages,
+)
+from tfpar.planning.inter_op.relaxed_estimate import RelaxedEstimate
+from tfpar.planning.objective import UNCERTAINTY
+from tfpar.plans import PipelinePlan, Plan
+from tfpar.spec import MemoryLimitError, Mesh, PlanError
+
+MESH = Mesh.of([8])
+BATCH = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Ways:
+    """An evaluator whose answers are given as functions of plans."""
+
+    planned: Callable[[Pipeline | None], Plan]
+    repriced: Callable[[Plan, Pipeline], Plan | None]
+    scheduled: Callable[[Plan], Plan]
+    enough: Callable[[Plan], bool]
+    why_enough: str = ""
+    promised: Callable[[Pipeline | None], RelaxedEstimate | None] = lambda _: None
+    restaged: Callable[[Plan, Pipeline], Plan | None] = lambda *_: None
+
+    def evaluate(self, proposal) -> Candidate | None:
+        match proposal:
+            case NewLayout(pipeline):
+                plan = self.planned(pipeline)
+            case OtherMicrobatches(base, pipeline):
+                plan = self.repriced(base.plan, pipeline)
+            case BestSchedule(base):
+                plan = self.scheduled(base.plan)
+            case OtherStages(base, pipeline):
+                plan = self.restaged(base.plan, pipeline)
+            case _:
+                plan = proposal.base.plan
+        return None if plan is None else Candidate(plan, None)
+
+    def estimate(self, pipeline: Pipeline | None) -> RelaxedEstimate | None:
+        return self.promised(pipeline)
+
+    def is_good_enough(self, candidate: Candidate) -> bool:
+        return self.enough(candidate.plan)
+
+    def machine_types(self, pipeline, ranks):
+        return [None]
+
+    def rank_orders(self, pipeline, given):
+        return []
+
+
+def choose_pipeline(stages, batch_size, ways: Ways, memory_limit: float, ranks: int) -> Plan:
+    search = EnumeratePipelines(ways, stages, batch_size, memory_limit, ranks, ways.why_enough)
+    return search_plan(search, ways).best.plan
+
+
+class Costs:
+    """Plans whose steps take and store what functions of (stages, microbatches, recompute) say."""
+
+    def __init__(self, seconds, memory=lambda *_: 1.0, limit=math.inf, enough=0.0) -> None:
+        self.seconds, self.memory, self.limit, self.enough = seconds, memory, limit, enough
+        self.searched: list[int] = []
+
+    def choose(self, stages=None, batch=BATCH) -> Plan:
+        ways = Ways(
+            self.planned,
+            self.repriced,
+            lambda plan: plan,
+            lambda plan: plan.cost.seconds <= self.enough,
+            "it is fast enough",
+        )
+        return choose_pipeline(
+            stages or numbers_of_stages(MESH), batch, ways, self.limit, MESH.size
+        )
+
+    def planned(self, pipeline: Pipeline | None) -> Plan:
+        self.searched.append(1 if pipeline is None else pipeline.order.num_stages)
+        plan = self.made(pipeline)
+        if plan.cost.memory_bytes > self.limit:
+            raise MemoryLimitError("Too large.", plan.cost.memory_bytes)
+        return plan
+
+    def repriced(self, plan: Plan, pipeline: Pipeline) -> Plan:
+        assert plan.num_ranks == MESH.size
+        return self.made(pipeline)
+
+    def made(self, pipeline: Pipeline | None) -> Plan:
+        pipeline = pipeline or Pipeline(microbatches=1)
+        stages, micro = pipeline.order.num_stages, pipeline.order.num_microbatches
+        asked = stages, micro, pipeline.recompute
+        planned = None
+        if stages > 1:
+            scopes = {f"layer_{stage}": stage for stage in range(stages)}
+            planned = PipelinePlan(pipeline.order, scopes, pipeline.recompute)
+        nothing = (0.0, 0.0, 0.0)
+        cost = Cost(self.seconds(*asked), nothing, nothing, 0.0, 0.0, 1, self.memory(*asked))
+        empty = Plan(MESH.divided(stages), (), {}, {}, (), "", cost=cost)
+        return dataclasses.replace(empty, stages=planned, microbatches=micro)
+
+
+def bubble(stages: int, micro: int, again: bool, sent: float = 0.4) -> float:
+    """Work of 8 seconds on 8 ranks, a bubble, a price for each microbatch, and gradients."""
+    work = 1 + (stages - 1) / micro
+    return work * (4 / 3 if again else 1) + 0.02 * micro * (stages > 1) + sent * 8 / stages
+
+
+def test_stages_and_microbatches_are_those_with_the_least_seconds():
+    costs = Costs(bubble)
+    plan = costs.choose()
+    best = {
+        stages: min((bubble(stages, m, False), m) for m in (1, 2, 4, 8, 16) if stages > 1 or m == 1)
+        for stages in (1, 2, 4, 8)
+    }
+    stages = min(best, key=best.__getitem__)
+    assert best[4][0] <= best[8][0] * (1 + UNCERTAINTY), "fewer stages are as near as can be told"
+    assert plan.stages.num_stages == stages == 8
+    assert (plan.cost.seconds, plan.microbatches) == best[stages]
+    assert costs.searched == [1, 2, 4, 8]
+    assert [rival.cost.seconds for rival in plan.rivals] == sorted(
+        rival.cost.seconds for rival in plan.rivals
+    )
+    assert {rival.name.split(" (")[0].split(",")[0] for rival in plan.rivals} == {
+        f"{s} stages" for s in (2, 4, 8) if s != plan.stages.num_stages
+    } | {"no stages"}
+
+
+def test_no_stages_where_predictions_cannot_tell_that_they_are_faster():
+    plan = Costs(lambda stages, micro, again: 1.0 if stages == 1 else 0.92).choose()
+    assert plan.stages is None and plan.rivals[0].cost.seconds == 0.92
+
+
+@pytest.mark.parametrize("seed", seeds(10, 50))
+def test_the_chosen_plan_is_no_slower_than_the_one_without_stages(seed):
+    random_s = random.Random(seed)
+    known: dict[tuple, float] = {}
+
+    def seconds(*asked) -> float:
+        return known.setdefault(asked, random_s.uniform(0.8, 1.2))
+
+    plan = Costs(seconds).choose()
+    assert plan.cost.seconds <= known[1, 1, False]
+
+
+def test_more_stages_are_not_searched_where_the_work_alone_takes_as_long():
+    costs = Costs(lambda stages, micro, again: 1.0, enough=1.0)
+    plan = costs.choose()
+    assert costs.searched == [1] and plan.stages is None
+    (rival,) = plan.rivals
+    assert rival.name == "2, 4, 8 stages" and rival.reason == "not searched: it is fast enough"
+
+
+def test_two_numbers_of_stages_in_a_row_that_are_no_better_end_the_search():
+    costs = Costs(lambda stages, micro, again: float(stages))
+    plan = costs.choose(stages=(1, 2, 4, 8))
+    assert plan.stages is None and costs.searched == [1, 2, 4]
+    left = plan.rivals[-1]
+    assert left.name == "8 stages" and left.reason.startswith("not searched: fewer stages were")
+
+
+def test_what_does_not_fit_is_cut_in_microbatches_or_computed_again():
+    def memory(stages, micro, again):
+        return 8 / stages * (0.25 if again else 1.0) + 8 / micro
+
+    costs = Costs(bubble, memory, limit=1.6)
+    plan = costs.choose(stages=(1, 2, 4))
+    assert plan.stages.recompute
+    assert plan.cost.memory_bytes <= 1.6
+    names = [rival.name for rival in plan.rivals]
+    assert "no stages" in names and any("a rank would store" in r.reason for r in plan.rivals)
+
+
+def test_gradients_are_added_up_where_only_that_fits():
+    costs = Costs(lambda *_: 1.0, lambda stages, micro, again: 16 / micro + stages, limit=6)
+    plan = costs.choose(stages=(1,))
+    assert plan.stages is None and plan.microbatches == 4  # the fewest that fit, equally fast
+
+
+def test_nothing_fits():
+    costs = Costs(bubble, lambda stages, *_: 100.0 / stages, limit=1.0)
+    with pytest.raises(MemoryLimitError) as raised:
+        costs.choose()
+    assert raised.value.needed_bytes == 12.5
+
+
+def test_a_number_of_stages_without_a_plan_is_passed_over():
+    class Refusing(Costs):
+        def planned(self, pipeline):
+            if pipeline is not None and pipeline.order.num_stages == 2:
+                raise PlanError("There are fewer layers. Use fewer stages.")
+            return super().planned(pipeline)
+
+    plan = Refusing(bubble).choose()
+    assert ("2 stages", "There are fewer layers") in [(r.name, r.reason) for r in plan.rivals]
+    with pytest.raises(PlanError, match="fewer layers"):
+        Refusing(bubble).choose(stages=(2,))
+
+
+def test_numbers_of_stages_are_those_that_divide_the_mesh_from_its_leading_axes():
+    assert numbers_of_stages(Mesh.of([2, 4])) == (1, 2, 4, 8)
+    assert numbers_of_stages(Mesh.of([6])) == (1, 2, 3, 6)
+    assert numbers_of_stages(Mesh.of([2, 4]), least=3) == (4, 8)
+    assert numbers_of_stages(Mesh.of([3, 4])) == (1, 3, 6, 12)
+
+
+def test_ctrl_c_while_more_stages_are_searched_leaves_the_best_of_the_others():
+    class Interrupted(Costs):
+        def planned(self, pipeline):
+            if pipeline is not None and pipeline.order.num_stages == 4:
+                raise SearchInterrupted(lambda: None)
+            return super().planned(pipeline)
+
+    with pytest.raises(SearchInterrupted) as stopped:
+        Interrupted(bubble).choose()
+    assert stopped.value.plan.stages.num_stages == 2 and stopped.value.plan.cut_short
+
+
+def test_ctrl_c_while_microbatches_are_priced_leaves_the_best_so_far():
+    class Interrupted(Costs):
+        def repriced(self, plan, pipeline):
+            if pipeline.order.num_stages == 4 and pipeline.order.num_microbatches == 8:
+                raise KeyboardInterrupt
+            return super().repriced(plan, pipeline)
+
+    with pytest.raises(SearchInterrupted) as stopped:
+        Interrupted(bubble).choose()
+    plan = stopped.value.plan
+    assert plan.cut_short and (plan.stages.num_stages, plan.microbatches) == (4, 16)
+    assert [rival.name[:8] for rival in plan.rivals] == ["2 stages", "no stage"]
+
+
+def test_the_schedule_is_the_one_that_suits_the_stages_best():
+    costs = Costs(bubble)
+
+    def scheduled(plan: Plan) -> Plan:
+        return dataclasses.replace(plan, cost=dataclasses.replace(plan.cost, seconds=0.1))
+
+    ways = Ways(costs.planned, costs.repriced, scheduled, lambda plan: False)
+    assert choose_pipeline((1, 2), BATCH, ways, math.inf, MESH.size).cost.seconds == 0.1
+
+
+@pytest.mark.parametrize("waits, faster, each", [(0.3, 0.6, 2), (0.3, 0.95, 1), (0.05, 0.6, 1)])
+def test_sets_of_ranks_have_several_stages_where_they_wait_long_and_that_is_faster(
+    waits, faster, each
+):
+    costs, asked = Costs(lambda stages, *_: 4.0 / stages), []
+
+    def scheduled(plan: Plan) -> Plan:
+        cost = dataclasses.replace(plan.cost, seconds=0.9, bubble_s=0.9 * waits)
+        return dataclasses.replace(plan, cost=cost)
+
+    def restaged(plan: Plan, pipeline: Pipeline) -> Plan | None:
+        asked.append(pipeline.order)
+        scopes = {f"layer_{stage}": stage for stage in range(pipeline.order.num_stages)}
+        stages = PipelinePlan(pipeline.order, scopes)
+        cost = dataclasses.replace(plan.cost, seconds=faster * plan.cost.seconds, bubble_s=0.0)
+        return dataclasses.replace(plan, stages=stages, cost=cost)
+
+    ways = Ways(costs.planned, costs.repriced, scheduled, lambda _: False, restaged=restaged)
+    plan = choose_pipeline((1, 2), BATCH, ways, math.inf, MESH.size)
+    assert (plan.stages.num_actors, plan.stages.num_stages) == (2, 2 * each)
+    assert all(o.num_actors == 2 and o.num_microbatches == plan.microbatches for o in asked)
+    if each > 1:
+        assert name_of_plan(plan).startswith("4 stages on 2 sets of ranks (interleaved), ")
+    elif waits > UNCERTAINTY:
+        assert [o.num_stages for o in asked] == [4, 4, 8], "looped, as a V, and looped"
+    else:
+        assert not asked
+
+
+def test_a_plan_without_a_price_is_taken_as_it_is():
+    class Unpriced(Costs):
+        def planned(self, pipeline):
+            return dataclasses.replace(super().planned(pipeline), cost=None)
+
+    costs = Unpriced(bubble)
+    assert costs.choose().cost is None and costs.searched == [1]
+
+
+# --- numbers of stages of which the fastest plan does not fit -------------------------------
+
+
+def promising(costs: Costs, promises: dict[int, RelaxedEstimate], asked: list) -> Ways:
+    def promised(pipeline: Pipeline | None) -> RelaxedEstimate:
+        asked.append(pipeline)
+        return promises[1 if pipeline is None else pipeline.order.num_stages]
+
+    return Ways(costs.planned, costs.repriced, lambda plan: plan, lambda plan: False, "", promised)
+
+
+def test_stages_whose_fastest_plan_does_not_fit_come_last_the_most_promising_first():
+    costs = Costs(lambda stages, micro, again: {1: 9.0, 2: 6.0, 4: 5.0, 8: 7.0}[stages])
+    promises = {
+        1: RelaxedEstimate(3.0, 2.0),
+        2: RelaxedEstimate(2.9, 2.0),
+        4: RelaxedEstimate(1.0, 2.0),
+    }
+    promises[8] = RelaxedEstimate(0.5, 0.5)
+    plan = choose_pipeline((1, 2, 4, 8), BATCH, promising(costs, promises, []), math.inf, MESH.size)
+    assert costs.searched == [8, 4, 2, 1] and plan.stages.num_stages == 4
+
+
+def test_stages_that_promise_nothing_better_are_not_searched():
+    costs = Costs(lambda stages, micro, again: 2.0)
+    promises = {
+        1: RelaxedEstimate(2.5, 2.0),
+        2: RelaxedEstimate(1.0, 2.0),
+        4: RelaxedEstimate(2.1, 2.0),
+    }
+    plan = choose_pipeline((1, 2, 4), BATCH, promising(costs, promises, []), math.inf, MESH.size)
+    assert costs.searched == [2] and plan.stages.num_stages == 2
+    (left,) = (rival for rival in plan.rivals if rival.cost is None)
+    assert left.name == "4, 1 stages" or left.name == "1, 4 stages"
+    assert "it is hardly faster" in left.reason
+
+
+def test_stages_whose_plan_fits_come_before_faster_ones_that_are_then_left_if_hardly_better():
+    costs = Costs(lambda stages, micro, again: 2.0)
+    promises = {
+        1: RelaxedEstimate(9.0, 2.0),
+        2: RelaxedEstimate(1.85, 2.0),
+        4: RelaxedEstimate(1.9, 0.5),
+    }
+    plan = choose_pipeline((1, 2, 4), BATCH, promising(costs, promises, []), math.inf, MESH.size)
+    assert costs.searched == [4] and plan.stages.num_stages == 4
+    promises[2] = RelaxedEstimate(1.8, 2.0)  # falls short of it as the other one did
+    choose_pipeline((1, 2, 4), BATCH, promising(costs, promises, []), math.inf, MESH.size)
+    assert costs.searched == [4, 4]
+    promises[2] = RelaxedEstimate(1.7, 2.0)  # more than a tenth faster
+    choose_pipeline((1, 2, 4), BATCH, promising(costs, promises, []), math.inf, MESH.size)
+    assert costs.searched == [4, 4, 4, 2]
+
+
+def test_as_long_as_nothing_fits_more_stages_are_looked_at_however_slow():
+    costs, asked = Costs(lambda stages, micro, again: float(stages)), []
+    promises = {
+        1: RelaxedEstimate(1.0, 9.0),
+        2: RelaxedEstimate(2.0, 5.0),
+        4: RelaxedEstimate(4.0, 3.0),
+    }
+    promises[8] = RelaxedEstimate(8.0, 0.5)
+    plan = choose_pipeline(
+        (1, 2, 4, 8), BATCH, promising(costs, promises, asked), math.inf, MESH.size
+    )
+    assert asked[-1].order.num_stages == 8 and costs.searched == [8]
+    assert plan.stages.num_stages == 8
+    (left,) = (rival for rival in plan.rivals if rival.cost is None)
+    assert left.name == "1, 2, 4 stages" and "more than 2 times what there is" in left.reason
+
+
+def test_a_fast_plan_that_does_not_fit_is_no_reason_to_look_at_no_more_stages():
+    costs = Costs(lambda stages, micro, again: 3.0)
+    promises = {
+        1: RelaxedEstimate(1.0, 9.0),
+        2: RelaxedEstimate(3.0, 0.9),
+        4: RelaxedEstimate(2.8, 0.9),
+    }
+    promises[8] = RelaxedEstimate(2.8, 0.5)
+    choose_pipeline((1, 2, 4, 8), BATCH, promising(costs, promises, []), math.inf, MESH.size)
+    assert costs.searched == [8], "the first with room to spare, of those that promise as much"
+
+
+@pytest.mark.parametrize(("second", "searched"), [(1.0, [1, 8]), (2.0, [1])])
+def test_more_stages_are_looked_at_where_what_does_not_fit_would_be_faster(second, searched):
+    costs = Costs(lambda stages, micro, again: {1: 2.0, 8: 0.9}[stages])
+    promises = {
+        1: RelaxedEstimate(2.0, 0.5),
+        2: RelaxedEstimate(second, 3.0),
+        4: RelaxedEstimate(second, 3.0),
+    }
+    promises[8] = RelaxedEstimate(0.9, 0.5)
+    choose_pipeline((1, 2, 4, 8), BATCH, promising(costs, promises, []), math.inf, MESH.size)
+    assert costs.searched == searched
+
+
+def test_stages_that_would_have_to_store_far_less_are_searched_where_no_others_fit():
+    costs = Costs(lambda stages, micro, again: float(stages))
+    promises = {1: RelaxedEstimate(1.0, 9.0), 2: RelaxedEstimate(2.0, 5.0)}
+    plan = choose_pipeline((1, 2), BATCH, promising(costs, promises, []), math.inf, MESH.size)
+    assert costs.searched == [1] and plan.stages is None, "and then no others"
+
+
+@pytest.mark.parametrize(
+    ("batch", "stages", "first"), [(16, 2, 8), (1536, 8, 24), (1536, 16, 48), (6, 2, 6), (1, 2, 1)]
+)
+def test_microbatches_are_cut_so_that_the_ranks_of_a_stage_can_share_them(batch, stages, first):
+    tried = []
+
+    def planned(pipeline):
+        tried.append(pipeline.order.num_microbatches)
+        raise MemoryLimitError("Too large.", 1.0)
+
+    ways = dataclasses.replace(promising(Costs(bubble), {}, []), planned=planned)
+    ways = dataclasses.replace(ways, promised=lambda _: None)
+    with pytest.raises(MemoryLimitError):
+        choose_pipeline((stages,), batch, ways, math.inf, ranks=128 * stages)
+    assert tried[0] == first
+
+
+@pytest.mark.parametrize(("batch", "tried"), [(24, [6, 4]), (16, [8, 4])])
+def test_other_microbatches_are_those_that_ranks_share_as_evenly(batch, tried):
+    priced = []
+
+    class OverTwo(Costs):
+        def made(self, pipeline):
+            plan = super().made(pipeline)
+            return dataclasses.replace(plan, mesh=Mesh.of({"data": 2}), batch_axes=("data",))
+
+        def repriced(self, plan, pipeline):
+            priced.append(pipeline.order.num_microbatches)
+            return super().repriced(plan, pipeline)
+
+    OverTwo(lambda stages, micro, again: 1.0).choose((4,), batch)
+    assert priced == tried
+
+
+def test_of_promises_that_are_alike_the_fewest_stages_with_enough_room_come_first():
+    costs = Costs(lambda stages, micro, again: 2.0)
+    promises = {
+        1: RelaxedEstimate(9.0, 2.0),
+        2: RelaxedEstimate(1.95, 0.9),
+        4: RelaxedEstimate(2.0, 0.6),
+    }
+    promises[8] = RelaxedEstimate(1.9, 0.4)
+    choose_pipeline((1, 2, 4, 8), BATCH, promising(costs, promises, []), math.inf, MESH.size)
+    assert costs.searched == [4]
+
+
+def test_of_promises_that_are_alike_without_much_room_the_one_with_most_comes_first():
+    costs = Costs(lambda stages, micro, again: 2.0)
+    promises = {
+        1: RelaxedEstimate(9.0, 2.0),
+        2: RelaxedEstimate(1.95, 0.8),
+        4: RelaxedEstimate(1.9, 0.9),
+    }
+    promises[8] = RelaxedEstimate(1.0, 2.0)
+    choose_pipeline((1, 2, 4, 8), BATCH, promising(costs, promises, []), math.inf, MESH.size)
+    assert costs.searched == [2, 8]
+
+
+def test_a_plan_is_searched_first_with_microbatches_with_which_one_fits():
+    costs, asked, first = Costs(bubble), [], []
+
+    def promised(pipeline: Pipeline | None) -> RelaxedEstimate:
+        asked.append(pipeline)
+        return RelaxedEstimate(
+            1.0, 0.5 if pipeline and pipeline.order.num_microbatches == 16 else 2.0
+        )
+
+    def planned(pipeline: Pipeline | None) -> Plan:
+        first.append(pipeline.order.num_microbatches)
+        return costs.planned(pipeline)
+
+    ways = dataclasses.replace(promising(costs, {}, asked), promised=promised, planned=planned)
+    plan = choose_pipeline((2,), BATCH, ways, math.inf, MESH.size)
+    assert [p.order.num_microbatches for p in asked] == [8, 16]
+    assert first == [16] and plan.stages.num_stages == 2
+
+
+def test_alone_recomputing_comes_before_accumulation():
+    tried = []
+
+    def seconds(stages, micro, again):
+        tried.append((stages, micro, again))
+        return 1.0
+
+    promises = {1: RelaxedEstimate(1.0, 2.0), 2: RelaxedEstimate(2.0, 2.0)}
+    choose_pipeline((1, 2), BATCH, promising(Costs(seconds), promises, []), math.inf, MESH.size)
+    assert tried[0] == (1, 1, False)
+
+
+def test_an_interruption_among_the_last_keeps_what_was_found():
+    costs = Costs(bubble)
+    ways = promising(costs, {1: RelaxedEstimate(0.6, 2.0), 2: RelaxedEstimate(1.0, 0.5)}, [])
+
+    def planned(pipeline):
+        if pipeline is None:
+            raise KeyboardInterrupt
+        return costs.planned(pipeline)
+
+    with pytest.raises(SearchInterrupted) as stopped:
+        choose_pipeline(
+            (1, 2), BATCH, dataclasses.replace(ways, planned=planned), math.inf, MESH.size
+        )
+    assert stopped.value.plan.stages.num_stages == 2 and stopped.value.plan.cut_short

@@ -1,0 +1,62 @@
+"""The meshes that a search may choose from."""
+
+from __future__ import annotations
+
+import pytest
+
+from tfpar.planning.meshes import LogicalMesh, given_mesh, idle_mesh, logical_meshes, shapes
+from tfpar.spec import Mesh, Replicate, Shard
+
+
+def test_every_split_of_the_ranks_is_a_candidate_data_parallelism_first():
+    found = logical_meshes(Mesh.of([2, 2]))
+    assert list(map(str, found)) == [
+        "data=4 x model=1, batch over data and model",
+        "data=2 x model=2, batch over data and model",
+        "data=2 x model=2, batch over data",
+        "data=1 x model=4, batch over data and model",
+        "data=1 x model=4, batch over data",
+        "data=1 x d1=2 x d2=2, batch over data",
+    ]
+    assert all(logical.mesh.size == 4 for logical in found)
+    assert not found[0].model_axes, "where no axis is for weights there are none to split"
+
+
+@pytest.mark.parametrize("size", [1, 2, 6, 12])
+def test_candidates_are_those_of_as_many_ranks_however_they_stand(size):
+    assert logical_meshes(Mesh.of([size])) == logical_meshes(Mesh.of([1, size]))
+    assert len(set(logical_meshes(Mesh.of([size])))) == len(logical_meshes(Mesh.of([size])))
+
+
+def test_weights_may_be_split_over_what_the_batch_leaves_or_over_all():
+    mesh = Mesh(("data", "model", "one"), (2, 4, 1))
+    assert given_mesh(mesh, ["data"]) == LogicalMesh(mesh, (0,), (1,))
+    assert given_mesh(mesh, ["data", "model"]) == LogicalMesh(mesh, (0, 1), (0, 1))
+    assert str(given_mesh(mesh, [])).endswith("batch over no axis")
+
+
+def test_who_decides_the_batch_too_has_fewer_meshes_to_choose_from():
+    free = logical_meshes(Mesh.of([12]))
+    found = shapes(free)
+    assert [mesh.shape for mesh, _ in found] == [(12, 1), (6, 2), (4, 3), (3, 4), (2, 6)]
+    assert {axes for _, axes in found} == {None}
+    few = [logical for logical in free if logical.batch_parts < 3]
+    assert [mesh.shape for mesh, _ in shapes(few)] == [(2, 6), (1, 12)], "ranks in a row, but once"
+    one = given_mesh(Mesh(("data", "model"), (1, 12)), ["data"])
+    assert shapes([one]) == [(one.mesh, (0,))]
+    assert [mesh.shape for mesh, _ in shapes(logical_meshes(Mesh.of([1])))] == [(1, 1)]
+
+
+def test_that_all_ranks_compute_the_same_is_for_open_meshes():
+    free = logical_meshes(Mesh.of([2, 2]))
+    idle = idle_mesh(free)
+    assert idle is not None and idle.mesh.size == 4 and not (idle.batch_axes or idle.model_axes)
+    assert idle not in free
+    assert idle_mesh([given_mesh(Mesh.of([4]), [])]) is None
+
+
+def test_only_inputs_that_hold_the_batch_are_split():
+    logical = given_mesh(Mesh(("data", "model"), (2, 2)), ["model"])
+    assert logical.batch_names == ("model",)
+    assert logical.input_spec(True) == (Replicate(), Shard(0))
+    assert logical.input_spec(False) == (Replicate(), Replicate())

@@ -1,0 +1,71 @@
+"""What lies between the devices of stages, where it may be what keeps a step.
+
+A step takes about what `cost.closed_form` says, where a link is passed by one microbatch at a time
+as a stage is; as much comes back over it as goes forth.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from tfpar.cluster.description import Cluster
+from tfpar.cost.closed_form import pipeline_seconds
+from tfpar.cost.collectives import transfer_seconds
+from tfpar.planning.inter_op.stages.slowdowns import Paces
+from tfpar.planning.inter_op.stages.units import UnitGraph
+
+
+@dataclasses.dataclass(frozen=True)
+class StageLinks:
+    """Where stages run, and how their ranks are joined.
+
+    Attributes:
+        cluster: the machines of all ranks.
+        actors: that run each stage.
+        size: ranks of each actor: those of actor `a` are `a * size` to `(a + 1) * size - 1`. They
+            share what a stage computes and sends.
+        microbatches: that a step has.
+    """
+
+    cluster: Cluster
+    actors: tuple[int, ...]
+    size: int
+    microbatches: int
+
+    def is_link_bound(self, graph: UnitGraph, stages: Sequence[int], paces: Paces) -> bool:
+        """Whether a microbatch takes longer on a link than on any devices."""
+        return max(self._sent(graph, stages).values(), default=0.0) > max(
+            self._computed(graph, stages, paces)
+        )
+
+    def step_seconds(self, graph: UnitGraph, stages: Sequence[int], paces: Paces) -> float:
+        """What a step takes, about, with units in these stages."""
+        computed, sent = self._computed(graph, stages, paces), self._sent(graph, stages)
+        slowest = max([*computed, *sent.values()])
+        return pipeline_seconds(self.microbatches, slowest, sum(computed), 2 * sum(sent.values()))
+
+    def _computed(self, graph: UnitGraph, stages: Sequence[int], paces: Paces) -> list[float]:
+        """Seconds of a microbatch on each actor."""
+        found = [0.0] * (max(self.actors) + 1)
+        for stage, seconds in enumerate(graph.stage_seconds(stages, paces)):
+            found[self.actors[stage]] += seconds / self.size / self.microbatches
+        return found
+
+    def _sent(self, graph: UnitGraph, stages: Sequence[int]) -> Mapping[tuple[int, int], float]:
+        """Seconds of what a microbatch sends one way, from actor to actor."""
+        num_bytes: dict[tuple[int, int], float] = collections.defaultdict(float)
+        for flow in graph.flows:
+            source = self.actors[stages[flow.source]]
+            for target in {self.actors[stages[reader]] for reader in flow.readers} - {source}:
+                num_bytes[source, target] += flow.num_bytes / 2
+        parts = self.size * self.microbatches
+        return {
+            (a, b): transfer_seconds(
+                [(a * self.size + i, b * self.size + i) for i in range(self.size)],
+                sent / parts,
+                self.cluster,
+            )
+            for (a, b), sent in num_bytes.items()
+        }

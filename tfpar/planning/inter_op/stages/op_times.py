@@ -1,0 +1,76 @@
+"""What each op of a step takes on one device, and how much longer stages on other devices take."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+
+from tfpar.cluster.description import Cluster, Device
+from tfpar.cost.pricer import Pricer
+from tfpar.ir.graph import Op
+from tfpar.ir.roles import UPDATE, Roles
+from tfpar.planning.inter_op.stages.slowdowns import Paces
+from tfpar.propagation.engine import propagate
+from tfpar.propagation.partitioned_graph import Anchors, PartitionedGraph
+from tfpar.propagation.prepared_graph import PreparedGraph
+from tfpar.spec import Mesh, replicated_spec
+
+_ONE = Mesh.of([1])
+
+
+class SingleDeviceProfile:
+    """A step on one device, with nothing split."""
+
+    def __init__(self, prepared: PreparedGraph, roles: Roles) -> None:
+        self._prepared, self._roles = prepared, roles
+        self._known: dict[Device, dict[Op, float]] = {}
+
+    def seconds(self, cluster: Cluster) -> Mapping[Op, float]:
+        """Seconds of each op by itself; loops and branches with their bodies. Of devices that
+        differ it is the slowest."""
+        if cluster.device not in self._known:
+            pricer = Pricer(_ONE, cluster, self._roles)
+            found = dict.fromkeys(self._prepared.graph.ops, 0.0)
+            for op, decision in self._whole.decisions.items():
+                found[op] = pricer.op_seconds(op, self._prepared.rules[op], decision)
+            self._known[cluster.device] = found
+        return self._known[cluster.device]
+
+    def paces(self, cluster: Cluster, actors: Sequence[int], size: int) -> Paces:
+        """The pace of each stage, relative to `seconds`: what the ops of the forward and backward
+        pass take together on its devices. All are 1 where stages have the same devices.
+
+        Args:
+            cluster: the machines of all ranks.
+            actors: that run each stage.
+            size: ranks of each actor: those of actor `a` are `a * size` to `(a + 1) * size - 1`.
+
+        Raises:
+            TfparError: devices differ, and the cluster has fewer ranks.
+        """
+        alike = (1.0,) * len(actors)
+        if len({node.device for node in cluster.nodes}) == 1:
+            return alike
+        parts = [cluster.part(range(a * size, (a + 1) * size)) for a in range(max(actors) + 1)]
+        kinds = {part.device: part for part in parts}
+        if len(kinds) == 1:
+            return alike
+        reference = self._total(cluster)
+        if not reference:
+            return alike
+        paces = {device: self._total(part) / reference for device, part in kinds.items()}
+        return tuple(paces[parts[actor].device] for actor in actors)
+
+    def _total(self, cluster: Cluster) -> float:
+        seconds = self.seconds(cluster).items()
+        return sum(own for op, own in seconds if self._roles.phase[op] != UPDATE)
+
+    @functools.cached_property
+    def _whole(self) -> PartitionedGraph:
+        graph, whole = self._prepared.graph, replicated_spec(1)
+        anchors = Anchors(
+            variables={v.name: whole for v in graph.variables},
+            inputs=[whole] * len(graph.inputs),
+            outputs=[whole] * len(graph.outputs),
+        )
+        return propagate(self._prepared, _ONE, anchors)

@@ -1,0 +1,181 @@
+"""Layers to stages whose devices and links differ (auto3d, Algorithm 2 `pipe_dp`, equation 4).
+
+A step takes what `cost.closed_form` says: its slowest stage counts once for each microbatch.
+Algorithm 2 has a table over (layers, stages, slowest stage so far), the last of them any time that
+some run of layers may take. Here there is a table over (layers, stages) for each limit of the
+slowest stage, of which few have to be tried (`pipe_dp_table`). The optimum is the same.
+
+A stage's place in the pipeline says how many microbatches it has in flight, so what it stores is
+known within the program too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+
+from tfpar.cost.closed_form import pipeline_seconds
+from tfpar.planning.inter_op.stages.pipe_dp_table import PipeDpTable
+from tfpar.spec import MemoryLimitError, PlanError
+from tfpar.spec.arguments import argument_error, finite, integer, number
+from tfpar.spec.quantities import format_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class ChainLayer:
+    """A part of a model that reads of the one before.
+
+    Attributes:
+        seconds: of a microbatch, forward and backward, on a device of speed 1.
+        sent_bytes: of a microbatch, to the next layer and back, if that is in another stage.
+        fixed_bytes: that it holds all the time: weights, gradients, slots.
+        kept_bytes: that it keeps of a microbatch until its backward pass.
+    """
+
+    seconds: float
+    sent_bytes: float = 0.0
+    fixed_bytes: float = 0.0
+    kept_bytes: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            finite(field.name, getattr(self, field.name))
+
+
+@dataclasses.dataclass(frozen=True)
+class StageDevice:
+    """What a stage runs on.
+
+    Attributes:
+        speed: relative to the device that `ChainLayer.seconds` are of.
+        bandwidth: bytes/s to the next stage.
+        memory_bytes: that it may store.
+    """
+
+    speed: float = 1.0
+    bandwidth: float = math.inf
+    memory_bytes: float = math.inf
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            number(field.name, getattr(self, field.name), above=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerAssignment:
+    """Layers in stages, one run of them after the other.
+
+    Attributes:
+        counts: layers of each stage.
+        seconds: of a step, by equation 4.
+        stage_seconds: of a microbatch in each stage.
+        sent_seconds: of a microbatch on the way from each stage to the next.
+    """
+
+    counts: tuple[int, ...]
+    seconds: float
+    stage_seconds: tuple[float, ...]
+    sent_seconds: tuple[float, ...]
+
+
+def pipe_dp(
+    layers: Sequence[ChainLayer],
+    places: Sequence[StageDevice],
+    microbatches: int,
+    *,
+    in_flight: Sequence[int] | None = None,
+) -> LayerAssignment:
+    """The layers in stages, in their order, that take least by equation 4.
+
+    Args:
+        places: of the stages, in their order.
+        in_flight: of each stage, the most microbatches that it keeps; by default as 1F1B has it.
+
+    Raises:
+        PlanError: there are more stages than layers; a MemoryLimitError if nothing fits, which says
+            what is missing.
+    """
+    found = try_pipe_dp(layers, places, microbatches, in_flight=in_flight)
+    if found is None:
+        raise _too_large(layers, places, microbatches, in_flight or _of_1f1b(places, microbatches))
+    return found
+
+
+def try_pipe_dp(
+    layers: Sequence[ChainLayer],
+    places: Sequence[StageDevice],
+    microbatches: int,
+    *,
+    in_flight: Sequence[int] | None = None,
+) -> LayerAssignment | None:
+    """What `pipe_dp` returns; None if nothing fits, which it takes a second program to explain.
+
+    Raises:
+        PlanError: there are more stages than layers.
+    """
+    integer("microbatches", microbatches, 1)
+    count = len(places)
+    if not 1 <= count <= len(layers):
+        raise PlanError(
+            f"{count} stages of {len(layers)} layers: there can be from 1 to {len(layers)}."
+        )
+    if in_flight is None:
+        in_flight = _of_1f1b(places, microbatches)
+    elif len(in_flight) != count:
+        raise argument_error("in_flight", in_flight, f"{count} numbers, one for each stage")
+    cuts = _cuts(layers, places, in_flight)
+    counts = cuts.best(microbatches)
+    return None if counts is None else _assignment(cuts, counts, microbatches)
+
+
+def _of_1f1b(places: Sequence[StageDevice], microbatches: int) -> list[int]:
+    """Microbatches in flight of 1F1B."""
+    return [min(microbatches, len(places) - stage) for stage in range(len(places))]
+
+
+def _too_large(
+    layers: Sequence[ChainLayer],
+    places: Sequence[StageDevice],
+    microbatches: int,
+    in_flight: Sequence[int],
+) -> MemoryLimitError:
+    """Says what is missing in the assignment that would be the fastest."""
+    unlimited = [dataclasses.replace(place, memory_bytes=math.inf) for place in places]
+    cuts = _cuts(layers, unlimited, in_flight)
+    counts = cuts.best(microbatches)
+    assert counts is not None, "any cut fits"
+    ends = [0, *itertools.accumulate(counts)]
+    stored = [cuts.stored(s, *run) for s, run in enumerate(itertools.pairwise(ends))]
+    worst = max(range(len(places)), key=lambda s: stored[s] - places[s].memory_bytes)
+    return MemoryLimitError(
+        f"{len(layers)} layers do not fit into {len(places)} stages. In the fastest assignment "
+        f"stage {worst} would store {format_bytes(stored[worst])} of the "
+        f"{format_bytes(places[worst].memory_bytes)} it may, with {in_flight[worst]} microbatches "
+        f"in flight. Use more stages, smaller microbatches or recompute.",
+        stored[worst],
+    )
+
+
+def _cuts(
+    layers: Sequence[ChainLayer], places: Sequence[StageDevice], in_flight: Sequence[int]
+) -> PipeDpTable:
+    return PipeDpTable(
+        [layer.seconds for layer in layers],
+        [layer.fixed_bytes for layer in layers],
+        [layer.kept_bytes for layer in layers],
+        [layer.sent_bytes for layer in layers],
+        [place.speed for place in places],
+        [place.bandwidth for place in places],
+        [place.memory_bytes for place in places],
+        in_flight,
+    )
+
+
+def _assignment(cuts: PipeDpTable, counts: tuple[int, ...], microbatches: int) -> LayerAssignment:
+    ends = [0, *itertools.accumulate(counts)]
+    own = tuple(cuts.seconds(s, *run) for s, run in enumerate(itertools.pairwise(ends)))
+    sent = tuple(cuts.sent_seconds(s, end) for s, end in enumerate(ends[1:-1]))
+    seconds = pipeline_seconds(microbatches, max(own), sum(own), sum(sent))
+    return LayerAssignment(counts, seconds, own, sent)

@@ -1,0 +1,234 @@
+"""The program behind `pipe_dp`: cuts of a chain of layers, over arrays.
+
+A step takes (m - 1) T + total(T) (`cost.closed_form`), where T is what the slowest stage may take
+of a microbatch, and total(T) the least that all stages and what they send take if none takes longer
+than T. So
+
+    T_min       F(k, e) = min over s of max(F(k - 1, s), t(k, s..e)), of the first e layers in the
+                first k stages
+    total(T)    F(k, e) = min over s of F(k - 1, s) + t(k, s..e) + c(k, e). Runs of layers that may
+                be a stage start in a window, which moves on with e: its least is found with a table
+                of the least of 1, 2, 4, ... entries
+
+and of T above T_min only what some run of layers takes has to be tried. total(T) never rises with
+T: between two values of T that were tried, no step takes less than the smaller of them with the
+total of the larger, which leaves few.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfpar.cost.closed_form import pipeline_seconds
+from tfpar.planning.inter_op.stages.bounds import SLACK
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+TOGETHER = 32
+"""How many values of T are tried at once."""
+
+
+class LayerCut(NamedTuple):
+    """Layers of each stage, and seconds: of the slowest stage, and of all with what they send."""
+
+    counts: tuple[int, ...]
+    slowest: float
+    total: float
+
+
+class PipeDpTable:
+    """What runs of layers take in each stage.
+
+    Args:
+        seconds, fixed, kept, sent: of each layer, as those of `layers.Layer`.
+        speeds, bandwidths, memory: of each stage, as those of `layers.Place`.
+        in_flight: of each stage, the most microbatches that it keeps.
+    """
+
+    def __init__(
+        self,
+        seconds: Sequence[float],
+        fixed: Sequence[float],
+        kept: Sequence[float],
+        sent: Sequence[float],
+        speeds: Sequence[float],
+        bandwidths: Sequence[float],
+        memory: Sequence[float],
+        in_flight: Sequence[int],
+    ) -> None:
+        self._sums = [0.0, *itertools.accumulate(seconds)]
+        self._seconds = np.array(self._sums)
+        self._fixed = np.array([0.0, *itertools.accumulate(fixed)])
+        self._kept = np.array([0.0, *itertools.accumulate(kept)])
+        self._sent = np.array([0.0, *sent])
+        self._speeds, self._bandwidths = speeds, bandwidths
+        self._memory, self._in_flight = memory, in_flight
+        self._layers = len(seconds)
+        runs = self._seconds[None, :] - self._seconds[:, None]
+        none = np.tri(len(runs), dtype=bool)
+        self._runs = {speed: np.where(none, math.inf, runs / speed) for speed in set(speeds)}
+        # Of each stage, the first layer with which a run up to each layer fits.
+        cases = [*zip(in_flight, memory, strict=True)]
+        known = {case: self._first_that_fit(*case) for case in set(cases)}
+        self._first = [known[case] for case in cases]
+
+    def seconds(self, stage: int, start: int, end: int) -> float:
+        """Of a microbatch in the layers from `start` to `end`, which is left out."""
+        return (self._sums[end] - self._sums[start]) / self._speeds[stage]
+
+    def sent_seconds(self, stage: int, end: int) -> float:
+        """Of a microbatch from a stage that ends before layer `end` to the next, if any."""
+        if stage == len(self._speeds) - 1:
+            return 0.0
+        return float(self._sent[end]) / self._bandwidths[stage]
+
+    def stored(self, stage: int, start: int, end: int) -> float:
+        """Bytes of these layers."""
+        kept = self._kept[end] - self._kept[start]
+        return float(self._fixed[end] - self._fixed[start] + self._in_flight[stage] * kept)
+
+    def best(self, microbatches: int) -> tuple[int, ...] | None:
+        """Layers of each stage in the cut that takes least and fits; None if none fits."""
+        more = microbatches - 1
+
+        def step(cut: LayerCut) -> float:
+            return pipeline_seconds(microbatches, cut.slowest, cut.total)
+
+        slowest = self._narrowest()
+        if math.isinf(slowest):
+            return None
+        ends = np.array([slowest, self._sums[-1] / min(self._speeds)])
+        best, totals = self._within(ends, microbatches)
+        known = step(best)
+        candidates = np.empty(0)
+        if more and totals[0] > totals[1] * (1 + SLACK):
+            candidates = self._between(slowest, (known - totals[1]) / more)
+        while len(candidates):
+            at = np.unique(np.linspace(0, len(candidates) - 1, TOGETHER).astype(int))
+            cut, totals = self._within(candidates[at], microbatches)
+            best = min(best, cut, key=step)
+            known = step(best)
+            left = []
+            for (one, other), total in zip(itertools.pairwise(at), totals[1:], strict=True):
+                inside = candidates[one + 1 : other]
+                left.append(inside[pipeline_seconds(microbatches, inside, total) < known])
+            candidates = np.concatenate(left) if left else candidates[:0]
+        return best.counts
+
+    # --- the slowest stage
+
+    def _narrowest(self) -> float:
+        """T_min; infinite if no cut fits."""
+        count = self._layers + 1
+        starts = np.arange(count)[:, None]
+        least = np.full(count, math.inf)
+        least[0] = 0.0
+        for first, speed in zip(self._first, self._speeds, strict=True):
+            own = self._runs[speed]
+            if first.any():
+                own = np.where(starts >= first[None, :], own, math.inf)
+            least = np.maximum(least[:, None], own).min(axis=0)
+        return float(least[-1])
+
+    def _between(self, low: float, high: float) -> Floats:
+        """What runs of layers take in any stage, above one and up to the other: in order."""
+        found = [runs[(runs > low) & (runs <= high)] for runs in self._runs.values()]
+        return np.unique(np.concatenate(found))
+
+    # --- the sum of all stages
+
+    def _within(self, limits: Floats, microbatches: int) -> tuple[LayerCut, Floats]:
+        """total(T) of several T, and of these the cut of a step that takes least."""
+        windows = {
+            (speed, id(first)): self._windows(speed, first, limits)
+            for speed, first in zip(self._speeds, self._first, strict=True)
+        }
+        least = np.full((len(limits), self._layers + 1), math.inf)
+        least[:, 0] = 0.0
+        tables = []
+        for stage, speed in enumerate(self._speeds):
+            own = self._seconds / speed
+            starts = windows[speed, id(self._first[stage])]
+            tables.append((starts, least - own))
+            least = _least_of(tables[-1][1], starts) + own
+            if stage < len(self._speeds) - 1:
+                least[:, 1:] += self._sent[1:] / self._bandwidths[stage]
+        at = int(np.argmin(pipeline_seconds(microbatches, limits, least[:, -1])))
+        return self._cut(at, tables, float(least[at, -1])), least[:, -1]
+
+    def _cut(self, at: int, tables: list[tuple[Integers, Floats]], total: float) -> LayerCut:
+        """That of one T, from the last stage back."""
+        counts, slowest, end = [], 0.0, self._layers
+        for stage in reversed(range(len(tables))):
+            starts, values = tables[stage]
+            first = int(starts[at, end])
+            # Of equal ones fewer layers in late stages: they have the fewest microbatches in flight
+            # while those wait for what is sent.
+            start = end - 1 - int(np.argmin(values[at, first:end][::-1]))
+            counts.append(end - start)
+            slowest = max(slowest, self.seconds(stage, start, end))
+            end = start
+        return LayerCut(tuple(reversed(counts)), slowest, total)
+
+    def _windows(self, speed: float, first: Integers, most: Floats) -> Integers:
+        """[T, end]: the first layer with which a run up to `end` fits and takes no longer."""
+        until = self._seconds[None, :] - most[:, None] * speed
+        starts = np.searchsorted(self._seconds, until.ravel()).reshape(until.shape)
+        ends = np.arange(self._layers + 1)
+        for step in (-1, 1):
+            tried = np.clip(starts - (step < 0), 0, ends)
+            longer = (self._seconds[ends] - self._seconds[tried]) / speed > most[:, None]
+            starts = np.where(longer if step > 0 else ~longer, tried + (step > 0), starts)
+        return np.minimum(np.maximum(starts, first), ends)
+
+    def _first_that_fit(self, in_flight: int, memory: float) -> Integers:
+        """The first layer with which a run up to each end does not store more."""
+        if math.isinf(memory):
+            return np.zeros(self._layers + 1, np.int64)
+        stored = self._fixed + in_flight * self._kept
+        ends = np.arange(self._layers + 1)
+        starts = np.searchsorted(stored, stored - memory)
+
+        def too_large(start: Integers) -> NDArray[np.bool_]:
+            kept = self._kept[ends] - self._kept[start]
+            sums: NDArray[np.bool_] = (
+                self._fixed[ends] - self._fixed[start] + in_flight * kept > memory
+            )
+            return sums
+
+        before = np.maximum(starts - 1, 0)
+        starts = np.where(too_large(before), starts, before)
+        found: Integers = np.where(too_large(starts), np.minimum(starts + 1, ends), starts)
+        return found
+
+
+def _least_of(values: Floats, starts: Integers) -> Floats:
+    """[T, end]: the least of the values from `starts` to `end`, which is left out; infinite of
+    none."""
+    ends = np.arange(values.shape[1])
+    lengths = ends - starts
+    longest = int(lengths.max())
+    if longest < 1:
+        return np.full(values.shape, math.inf)
+    # table[i]: of each entry the least of 2**i from it on.
+    table, width = [values], 1
+    while 2 * width <= longest:
+        last = table[-1]
+        wider = last.copy()
+        np.minimum(last[:, :-width], last[:, width:], out=wider[:, :-width])
+        table.append(wider)
+        width *= 2
+    rows = np.arange(len(values))[:, None]
+    levels = np.maximum(np.frexp(lengths.astype(np.float64))[1] - 1, 0)
+    stacked = np.stack(table)
+    found = np.minimum(
+        stacked[levels, rows, starts], stacked[levels, rows, np.maximum(ends - (1 << levels), 0)]
+    )
+    return np.where(lengths > 0, found, math.inf)

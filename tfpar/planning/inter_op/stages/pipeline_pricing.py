@@ -1,0 +1,231 @@
+"""What a plan with stages costs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from tfpar.cluster.description import Cluster
+from tfpar.cost.cost import Cost
+from tfpar.cost.pipeline_cost import PipelineCost
+from tfpar.cost.pipeline_cost_model import PipelineCostModel, bottleneck_cost, staged_cost
+from tfpar.cost.schedule_search import compare_schedules
+from tfpar.cost.task_partition import TaskPartition
+from tfpar.ir.collection import collection_paused
+from tfpar.ir.graph import Graph, Op
+from tfpar.ir.step import StepGraph
+from tfpar.pipeline.schedule import Schedule
+from tfpar.pipeline.stage_partition import sent_whole
+from tfpar.planning.memory.plan_transforms import apply_plan_transforms
+from tfpar.planning.pricing.plan_propagation import priced_roles, propagate_transformed
+from tfpar.planning.pricing.sub_batches import SubBatchStep
+from tfpar.planning.problem import Problem
+from tfpar.plans import Plan
+from tfpar.propagation.uneven_batch import with_own_share
+from tfpar.spec import UnevenMesh
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PipelinePricer:
+    """A plan's step in its stages, cut once: it is then priced in any schedule and microbatches, on
+    any machines.
+
+    Attributes:
+        step: on the mesh of one stage.
+        stage: of every op of it.
+    """
+
+    step: SubBatchStep
+    stage: Mapping[Op, int]
+    _staged: dict[tuple[int, int, UnevenMesh | None], TaskPartition] = dataclasses.field(
+        default_factory=dict
+    )
+
+    @classmethod
+    def of(cls, plan: Plan, problem: Problem) -> PipelinePricer | None:
+        """The step of `plan`; None if it does not train.
+
+        Raises:
+            PlanError: the plan gives an op no stage, or a variable two.
+        """
+        return problem.of_graphs.of(PipelinePricerMemo).of(plan, problem)
+
+    def prices(
+        self,
+        plan: Plan,
+        cluster: Cluster,
+        among: Sequence[int] = (),
+        mesh: UnevenMesh | None = None,
+    ) -> PipelineCostModel:
+        """What its stages cost with the microbatches and sets of ranks of `plan`.
+
+        Args:
+            plan: that was cut, maybe with another schedule, or with recomputed stages.
+            cluster: of all ranks.
+            among: ranks of the mesh of each stage, whose pace counts; by default all.
+            mesh: that of a stage as they see it, if they have unequal shares of the batch.
+
+        Raises:
+            CannotShare: the step does not split in these shares.
+            TfparError: the cluster has fewer ranks.
+        """
+        assert plan.stages is not None, "a plan with stages"
+        stages, schedule = plan.stages, plan.stages.schedule
+        with collection_paused():
+            staged = self._in_stages(schedule, mesh)
+            return PipelineCostModel.of(
+                staged, schedule.actors, cluster, stages.recompute, stages.ranks, among
+            )
+
+    def _in_stages(self, schedule: Schedule, mesh: UnevenMesh | None) -> TaskPartition:
+        """The step in the stages and microbatches of a schedule; see `prices`."""
+        key = schedule.num_microbatches, schedule.num_stages, mesh
+        if key not in self._staged:
+            if mesh is None:
+                found = _in_stages(self.step, self.stage, schedule)
+            else:
+                found = self._in_stages(schedule, None)
+                found = dataclasses.replace(found, laid=with_own_share(found.laid, mesh))
+            self._staged[key] = found
+        return self._staged[key]
+
+    def priced(
+        self,
+        plan: Plan,
+        cluster: Cluster,
+        among: Sequence[int] = (),
+        mesh: UnevenMesh | None = None,
+    ) -> Plan:
+        """`plan` with what it costs; arguments and errors as of `prices`.
+
+        Raises:
+            ScheduleError: tasks wait for each other.
+        """
+        assert plan.stages is not None, "a plan with stages"
+        schedule, prices = plan.stages.schedule, self.prices(plan, cluster, among, mesh)
+        timeline = prices.run(schedule)
+        cost = bottleneck_cost(prices, schedule, timeline)
+        return _with_cost(plan, cost, staged_cost(prices, schedule, timeline))
+
+    def scheduled(self, plan: Plan, cluster: Cluster) -> Plan:
+        """`plan` in the schedule that is simulated to be fastest, of those that fit into memory;
+        arguments and errors as of `pipeline_pricing`."""
+        assert plan.stages is not None, "a plan with stages"
+        schedule, prices = plan.stages.schedule, self.prices(plan, cluster)
+        with collection_paused():
+            compared = compare_schedules(
+                prices,
+                schedule.actors,
+                schedule.num_microbatches,
+                halves=not plan.stages.recompute,
+            )
+            schedule = compared[0].schedule
+            timeline = prices.run(schedule)
+        cost = staged_cost(prices, schedule, timeline)
+        cost = dataclasses.replace(cost, schedules=tuple(other.price for other in compared))
+        stages = dataclasses.replace(plan.stages, schedule=schedule)
+        plan = dataclasses.replace(plan, stages=stages)
+        return _with_cost(plan, bottleneck_cost(prices, schedule, timeline), cost)
+
+
+MOST_CUT = 4
+"""How many cut plans are kept: they are priced one after the other."""
+
+
+class PipelinePricerMemo:
+    """Plans of a step, each cut once, whatever schedules and microbatches it is priced in."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[tuple[object, ...], PipelinePricer | None]] = []
+
+    def of(self, plan: Plan, problem: Problem) -> PipelinePricer | None:
+        """As `PipelinePricer.of`, for problems that differ in machines and in what is asked for."""
+        assert plan.stages is not None, "a plan with stages"
+        key = (
+            problem.graph,
+            problem.batched,
+            problem.zero_cost_ops,
+            plan.mesh,
+            plan.batch_axes,
+            plan.recompute,
+            plan.offloaded,
+            plan.tensors,
+            plan.ops,
+            {name: (variable.spec, variable.slots) for name, variable in plan.variables.items()},
+            plan.stages.num_stages,
+            plan.stages.scopes,
+            plan.stages.owners,
+            problem.compression,
+            problem.jit_compile,
+            problem.batch_statistics,
+            problem.state_ratio,
+        )
+        known = next((cut for other, cut in self._kept if other == key), None)
+        if known is None:
+            with collection_paused():
+                found = cut_in_stages(plan, problem)
+                known = None if found is None else PipelinePricer(*found)
+            self._kept = [(key, known), *self._kept][:MOST_CUT]
+        return known
+
+
+def price_best_schedule(plan: Plan, problem: Problem, cluster: Cluster) -> Plan | None:
+    """The same in the schedule that is simulated to be fastest, of those that fit into memory.
+
+    Args and errors: as of `planning.pricing.price.price_plan`; the plan's schedule says which
+    stages lie together.
+    """
+    found = PipelinePricer.of(plan, problem)
+    return None if found is None else found.scheduled(plan, cluster)
+
+
+def _with_cost(plan: Plan, cost: Cost, staged: PipelineCost) -> Plan:
+    assert plan.stages is not None, "a plan with stages"
+    return dataclasses.replace(
+        plan, cost=cost, stages=dataclasses.replace(plan.stages, cost=staged)
+    )
+
+
+def cut_in_stages(plan: Plan, problem: Problem) -> tuple[SubBatchStep, dict[Op, int]] | None:
+    """The problem's step as it runs in the stages of `plan`, and the stage of every op; None if it
+    does not train.
+
+    Raises:
+        PlanError: the plan gives an op no stage, or a variable two.
+    """
+    assert plan.stages is not None, "a plan with stages"
+    problem = apply_plan_transforms(problem, plan)
+    step = StepGraph(problem.graph, len(problem.graph.inputs))
+    stage = plan.stages.cut(step)
+    ops = {op.name: op for op in step.graph.ops}
+    batched = [tensor in problem.batched for tensor in problem.graph.inputs]
+    problem = dataclasses.replace(
+        problem,
+        graph=step.graph,
+        batched=frozenset(
+            t for t, is_cut in zip(step.graph.inputs, batched, strict=True) if is_cut
+        ),
+        zero_cost_ops=frozenset(ops[op.name] for op in problem.zero_cost_ops),
+    )
+    whole = sent_whole(step.graph, stage)
+    laid = propagate_transformed(plan, problem, whole)
+    found = SubBatchStep.of(plan, problem, laid, priced_roles(laid, problem))
+    return None if found is None else (found, _with_new_ops(found.whole.graph, stage))
+
+
+def _with_new_ops(graph: Graph, stage: Mapping[Op, int]) -> dict[Op, int]:
+    """The stage of every op: those that were added lie where they are read."""
+    readers = graph.consumers()
+    found = dict(stage)
+    for op in reversed(graph.ops):
+        if op not in found:
+            reading = (found[r] for t in op.outputs for r in readers.get(t, ()))
+            found[op] = max(reading, default=0)
+    return found
+
+
+def _in_stages(step: SubBatchStep, stage: Mapping[Op, int], schedule: Schedule) -> TaskPartition:
+    cut = step.cut(schedule.num_microbatches)
+    ratio = step.problem.state_ratio
+    own = step.statistics(cut)
+    return TaskPartition(cut, step.roles, stage, schedule.num_stages, ratio, own)

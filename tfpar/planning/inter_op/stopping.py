@@ -1,0 +1,97 @@
+"""Stopping criteria of the search of pipelines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tfpar.cluster.description import Cluster, Device
+from tfpar.planning.candidates import Candidate
+from tfpar.planning.completion import cost_on_one_device
+from tfpar.planning.folding.folded_model import folded_model
+from tfpar.planning.inter_op.enumerate_pipelines import numbers_of_stages
+from tfpar.planning.intra_op.gain import LEAST_SECONDS, rhino_seconds
+from tfpar.planning.objective import UNCERTAINTY
+from tfpar.planning.problem import Problem
+from tfpar.planning.request import PlanRequest
+
+
+class SingleDeviceSeconds(dict[Device, float]):
+    """Seconds that the whole step computes, by device."""
+
+
+Enough = Callable[[Candidate, PlanRequest], bool]
+"""Whether a candidate is good enough to search no more stages."""
+
+
+def reaches_compute_bound(candidate: Candidate, request: PlanRequest) -> bool:
+    """Whether a step is as fast as its compute alone would be, spread over all ranks by their
+    speeds, as near as predictions can tell."""
+    limit = compute_bound_seconds(candidate.problem, request) * (1 + UNCERTAINTY)
+    return candidate.seconds <= limit
+
+
+def compute_bound_seconds(problem: Problem, request: PlanRequest) -> float:
+    """Lower bound of a step's seconds: each rank computes as much as it is fast, and none waits for
+    another."""
+    return _shared_seconds(_single_device_seconds(problem, request, request.cluster))
+
+
+def _single_device_seconds(problem: Problem, request: PlanRequest, cluster: Cluster) -> list[float]:
+    """Seconds that the whole step computes on each of the devices alone."""
+    known = problem.memo.of(SingleDeviceSeconds)
+    devices = cluster.devices[: request.mesh.size]
+    for rank, device in enumerate(devices):
+        if device not in known:
+            cost = cost_on_one_device(problem, cluster.part([rank]))
+            known[device] = sum(cost.compute_s)
+    return [known[device] for device in devices]
+
+
+def _shared_seconds(alone: Sequence[float]) -> float:
+    """Seconds of work that takes so long on each device alone, shared by their speeds."""
+    return 1 / sum(1 / seconds for seconds in alone) if all(alone) else 0.0
+
+
+def _share_seconds(problem: Problem, request: PlanRequest) -> float:
+    """Seconds that a rank computes its share of each op: all are launched, whatever is split."""
+    alone = _single_device_seconds(problem, request, request.cluster)
+    running = _single_device_seconds(problem, request, request.cluster.with_device(launch_s=0.0))
+    starting = max(one - other for one, other in zip(alone, running, strict=True))
+    return starting + _shared_seconds(running)
+
+
+def needs_no_stages(candidate: Candidate, request: PlanRequest) -> bool:
+    """Whether ranks wait little for links, or training gains less by stages, at most, than it takes
+    to search them."""
+    if is_compute_bound(candidate, request):
+        return True
+    steps = request.budget.steps
+    if steps is None or request.budget.seconds is not None:
+        return False
+    problem = candidate.problem
+    search_s = max(LEAST_SECONDS, rhino_seconds(problem, folded_model(problem, 2)))
+    searches = len(numbers_of_stages(request.mesh)) - 1
+    gained_s = steps * (candidate.seconds - compute_bound_seconds(problem, request))
+    return gained_s <= searches * search_s
+
+
+def is_compute_bound(candidate: Candidate, request: PlanRequest) -> bool:
+    """Whether ranks are on one machine, or wait for links less than half as long as they compute.
+
+    Where links are slow, or devices unequal, ranks may compute more than their share for not having
+    to wait: that counts as waiting.
+
+    Between devices of one machine, what a step sums over ranks seldom takes longer than the bubble
+    of a pipeline, and devices that share a processor work no less for it.
+    """
+    if len({*request.cluster.machines[: request.mesh.size]}) == 1:
+        return True
+    cost = candidate.plan.cost
+    assert cost is not None, "a candidate with a price"
+    waited = sum(cost.communication_s) - cost.hidden_s + cost.exposed_s
+    waited += cost.transfer_s + cost.bubble_s
+    computed = sum(cost.compute_s)
+    if waited > computed / 2:
+        return False
+    most = min(computed, _share_seconds(candidate.problem, request))
+    return waited + computed - most <= most / 2

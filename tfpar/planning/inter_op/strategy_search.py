@@ -1,0 +1,232 @@
+"""The outer search over strategies: annealing, Alpa's two levels, others, by a table of layers.
+
+The planner finds a plan for each layout that the ranks of a stage can have, the layers of the step
+are priced under it (`planning.inter_op.three_d.from_step`), and a search ranks strategies of
+stages, layout, placement and microbatches by that table. The few best are planned and priced in
+full, as any pipeline is, beside the best plan without stages; the fastest of these is taken.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from tfpar.cluster.description import Cluster, Device
+from tfpar.constraints.stages import least_stages
+from tfpar.pipeline import AUTO, Pipeline
+from tfpar.planning.candidates import Candidate, Order, Proposal
+from tfpar.planning.drive import SearchResult
+from tfpar.planning.inter_op.enumerate_pipelines import (
+    MOST,
+    name_of_plan,
+    numbers_of_stages,
+    reason_of,
+)
+from tfpar.planning.inter_op.placing import Placing
+from tfpar.planning.inter_op.three_d.from_step import LaidOut, step_table
+from tfpar.planning.inter_op.three_d.problem import StrategyProblem
+from tfpar.planning.inter_op.three_d.searches import Ranked, best_of_kinds, ranked_strategies
+from tfpar.planning.inter_op.three_d.strategy import Strategy3D
+from tfpar.planning.memory.relayout import fastest_plan
+from tfpar.planning.meshes import LogicalMesh
+from tfpar.planning.objective import UNCERTAINTY
+from tfpar.planning.request import PlanRequest
+from tfpar.planning.step_search import StepEvaluator, StepSearch
+from tfpar.plans import RejectedCandidate
+from tfpar.spec import MemoryLimitError, PlanError, ScheduleError, SpecError, TfparError
+
+FINALISTS = 4
+"""How many strategies are planned and priced in full."""
+
+Degrees = tuple[int, int]
+"""Copies of a stage, and ranks that its weights may be split over."""
+
+
+class StrategyPipeline(NamedTuple):
+    """A pipeline that a strategy runs in, to be planned in full.
+
+    Attributes:
+        pipeline: None: no stages, one microbatch.
+        ranks: of its actors; none: all in their order.
+        meshes: the logical meshes of a stage to choose from; none: all.
+        seconds: of a step by the table; infinite if that was not asked.
+    """
+
+    pipeline: Pipeline | None
+    ranks: Order = ()
+    meshes: tuple[LogicalMesh, ...] = ()
+    seconds: float = math.inf
+
+
+class StrategySearch(Placing):
+    """The outer search that plans the strategies that a search by a table ranks first, and a plan
+    without stages; see `drive.PipelineSearch`.
+
+    Args:
+        search: of the step.
+        request: has all ranks and no pipeline.
+        asked: says which search.
+    """
+
+    def __init__(
+        self, evaluator: StepEvaluator, search: StepSearch, request: PlanRequest, asked: Pipeline
+    ) -> None:
+        super().__init__(evaluator)
+        self._search, self._request, self._asked = search, request, asked
+        self._found: list[Candidate] = []
+        self._lost: list[RejectedCandidate] = []
+        self._errors: list[TfparError] = []
+
+    def proposals(self) -> Iterator[Proposal]:
+        for one in propose(self._search, self._request, self._asked):
+            try:
+                candidate = yield from self.place(one.pipeline, one.ranks, one.meshes)
+            except (PlanError, ScheduleError, SpecError) as error:
+                self._errors.append(error)
+                self._lost.append(RejectedCandidate(_name(one), None, reason_of(error)))
+                continue
+            if candidate.plan.cost is None:
+                raise PlanError(
+                    f"Planner {candidate.plan.planner!r} says nothing of what its plans cost, by "
+                    f"which pipelines are compared. Give a tap.Pipeline with stages and "
+                    f"microbatches instead."
+                )
+            self._found.append(candidate)
+        if not self._found:
+            raise min(self._errors, key=_needed)
+
+    def result(self) -> SearchResult | None:
+        """The fastest, without stages if predictions cannot tell that the fastest is faster."""
+        if not self._found:
+            return None if self.placed is None else SearchResult(self.placed)
+        ranked = sorted(self._found, key=lambda one: one.seconds)
+        near = ranked[0].seconds * (1 + UNCERTAINTY)
+        without = (one for one in ranked if one.plan.stages is None and one.seconds <= near)
+        best = next(without, ranked[0])
+        others = tuple(one for one in ranked if one is not best)
+        rivals = [
+            RejectedCandidate(name_of_plan(one.plan), one.plan.cost, plan=one.plan)
+            for one in others
+        ]
+        plan = dataclasses.replace(best.plan, rivals=(*rivals, *self._lost))
+        return SearchResult(dataclasses.replace(best, plan=plan), others)
+
+
+def propose(
+    search: StepSearch, request: PlanRequest, asked: Pipeline
+) -> Iterator[StrategyPipeline]:
+    """No stages, and then the strategies that a search ranks first; arguments as of
+    `StrategySearch`.
+
+    Raises:
+        PlanError: the size of the batch is not known.
+    """
+    batch_size = search.batch_size
+    if batch_size is None:
+        raise PlanError(
+            f"search={asked.search!r} cuts a batch whose size is known beforehand, and this one's "
+            f"is not. Give a fixed batch size, or leave out search=."
+        )
+    least = least_stages(request.constraints)
+    if least == 1:
+        yield StrategyPipeline(None)
+    plans = plans_of_layouts(search, request)
+    if not plans:
+        return
+    cluster = _with_names(request.cluster.part(range(request.mesh.size)))
+    size = request.mesh.size
+    most = {degrees: MOST * size // math.prod(degrees) for degrees in plans}
+    table = step_table(plans, batch_size, most, cluster, shards=not cluster.one_memory)
+    model = StrategyProblem(table, cluster, batch_size, most_virtual=8 if least == 1 else 1)
+    with request.progress.at(f"{asked.search} search of strategies", request.budget.seconds):
+        try:
+            ranked = ranked_strategies(
+                model,
+                asked.search,
+                seed=asked.seed,
+                seconds=request.budget.seconds or math.inf,
+                progress=request.progress.priced,
+            )
+        except PlanError:  # nothing fits, or comes out even: no stages are all there is
+            return
+    finalists = (one for one in best_of_kinds(ranked) if not _is_plain(one.strategy, batch_size))
+    for one in itertools.islice(finalists, FINALISTS):
+        yield _pipeline_of(one, plans, batch_size)
+
+
+def plans_of_layouts(search: StepSearch, request: PlanRequest) -> dict[Degrees, LaidOut]:
+    """The plan that is fastest, whatever it stores, of each layout that the ranks of a stage can
+    have: of the logical meshes that split the batch in as many parts."""
+    found: dict[Degrees, LaidOut] = {}
+    for actors in numbers_of_stages(request.mesh, least_stages(request.constraints)):
+        pipeline = None if actors == 1 else Pipeline(actors, 1)
+        problem = search.problem(request.with_pipeline(pipeline))
+        by_parts: dict[int, list[LogicalMesh]] = {}
+        for mesh in problem.meshes:
+            by_parts.setdefault(mesh.batch_parts, []).append(mesh)
+        for parts, meshes in by_parts.items():
+            own = problem.with_settings_of(dataclasses.replace(problem, meshes=meshes))
+            with request.progress.at(f"plans for {meshes[0].mesh.size} ranks of a stage"):
+                try:
+                    plan = fastest_plan(own, search.planner)
+                except PlanError:  # none satisfies the constraints
+                    continue
+            found[parts, meshes[0].mesh.size // parts] = LaidOut(plan, own)
+    return found
+
+
+def _pipeline_of(
+    ranked: Ranked, plans: Mapping[Degrees, LaidOut], batch_size: int
+) -> StrategyPipeline:
+    strategy = ranked.strategy
+    microbatches = batch_size // (strategy.data * strategy.microbatch)
+    meshes = tuple(plans[strategy.data, strategy.tensor].problem.meshes)
+    if strategy.actors == 1:
+        return StrategyPipeline(Pipeline(microbatches=microbatches), (), meshes, ranked.seconds)
+    pipeline = Pipeline(
+        strategy.actors,
+        microbatches,
+        AUTO,
+        strategy.virtual if strategy.virtual > 1 else None,
+        recompute=strategy.memory.recompute,
+    )
+    stages = (sorted(strategy.stage(actor)) for actor in range(strategy.actors))
+    ranks = tuple(itertools.chain.from_iterable(stages))
+    in_order = ranks == tuple(range(strategy.size))
+    return StrategyPipeline(pipeline, () if in_order else ranks, meshes, ranked.seconds)
+
+
+def _is_plain(strategy: Strategy3D, batch_size: int) -> bool:
+    """Whether it has neither stages nor microbatches."""
+    return strategy.actors == 1 and strategy.data * strategy.microbatch == batch_size
+
+
+def _with_names(cluster: Cluster) -> Cluster:
+    """The cluster with a name of its own for each kind of devices."""
+    names: dict[Device, str] = {}
+    for node in cluster.nodes:
+        names.setdefault(node.device, str(len(names)))
+    nodes = tuple(
+        dataclasses.replace(node, device=dataclasses.replace(node.device, name=names[node.device]))
+        for node in cluster.nodes
+    )
+    return dataclasses.replace(cluster, nodes=nodes)
+
+
+def _name(proposal: StrategyPipeline) -> str:
+    """`2 stages, 8 microbatches, each data=4 x model=2`."""
+    pipeline = proposal.pipeline
+    if pipeline is None:
+        return "no stages"
+    stages, count = pipeline.order.num_stages, pipeline.order.num_microbatches
+    again = ", recomputing" if pipeline.recompute else ""
+    each = f", each {proposal.meshes[0].mesh}" if proposal.meshes else ""
+    name = f"{stages} stages" if stages > 1 else "no stages"
+    return f"{name}, {count} microbatches{again}{each}"
+
+
+def _needed(error: TfparError) -> float:
+    return error.needed_bytes if isinstance(error, MemoryLimitError) else math.inf

@@ -1,0 +1,202 @@
+"""Simulated annealing over degrees, microbatch size and placement (auto3d, Algorithm 1)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from tfpar.planning.inter_op.three_d.evaluation import Evaluation, StrategySearchResult, lower_bound
+from tfpar.planning.inter_op.three_d.problem import StrategyProblem
+from tfpar.planning.inter_op.three_d.space import ParallelDegrees, StrategyPoint, StrategySpace
+from tfpar.planning.inter_op.three_d.strategy import Strategy3D
+from tfpar.planning.problem import Progress
+
+ITERATIONS = 500
+"""As in the paper's experiments (§5)."""
+
+DRAWS = 10
+"""How often a neighbour is drawn, and then any point, until there is one that was not priced."""
+
+SWEEP, RETURNS = 2, 10
+"""Half of the iterations at most goes through the degrees; after a tenth without a better
+strategy the search returns to the best."""
+
+MOST_ORDERS = 24
+"""In how many orders, at most, kinds of machines follow each other in the beginning."""
+
+HOTTEST = 0.1
+"""A step that is a tenth slower is first taken in one of e cases. The paper has 1 second, where
+steps take one or two."""
+
+
+def anneal(
+    model: StrategyProblem,
+    *,
+    seed: int = 0,
+    iterations: int = ITERATIONS,
+    seconds: float = math.inf,
+    starts: Iterable[Strategy3D] = (),
+    progress: Progress | None = None,
+) -> StrategySearchResult:
+    """A good strategy where there are too many to price all of them.
+
+    A part of the iterations goes through the degrees, those with the least bound first, on ranks in
+    their order, and on kinds of machines one after the other. From the best of these on neighbours
+    are drawn; where they have led nowhere for a while, again from the best point that is known. A
+    neighbour is simulated unless its bound is enough to refuse it.
+
+    Args:
+        seconds: after which the search ends with what it has. The same seed finds the same as long
+            as it does not end so.
+        starts: strategies that are among those that are compared at the end; their degrees are gone
+            through first.
+        progress: is told of each point that is priced.
+
+    Raises:
+        PlanError: there is no strategy; a MemoryLimitError if none was found that fits.
+    """
+    deadline = time.monotonic() + seconds
+
+    def over() -> bool:
+        return time.monotonic() > deadline
+
+    rng = random.Random(seed)
+    space = StrategySpace(model)
+    evaluation = Evaluation(space, progress)
+    evaluation.add(starts)
+    bounds = {degrees: lower_bound(model, degrees) for degrees in space.degrees}
+    state, tried = _begin(space, bounds, evaluation, max(1, iterations // SWEEP), over)
+    known, cost = state, evaluation.simulate(state)
+    best, idle = cost, 0
+    for step in range(tried, iterations):
+        if over():
+            break
+        temperature = HOTTEST * (1 - step / iterations)
+        # No placement of the others is better than what is known.
+        hopeful = [degrees for degrees in space.degrees if bounds[degrees] < evaluation.best_s]
+        if not hopeful:
+            break
+        near = (_neighbour(rng, space, state, hopeful) for _ in range(DRAWS))
+        any_of = (space.sample(rng, rng.choice(hopeful)) for _ in range(DRAWS))
+        drawn = itertools.chain(near, any_of)
+        point = next((one for one in drawn if one not in evaluation.found), None)
+        if point is None:
+            continue
+        most = _most(rng, cost, temperature)
+        new = evaluation.price(point)
+        if new <= most and new < evaluation.best_s:
+            new = evaluation.simulate(point)
+        idle = 0 if new < best else idle + 1
+        if new < best:
+            known, best = point, new
+        if new <= most and new < math.inf:
+            state, cost = point, new
+        elif idle > iterations // RETURNS:
+            state, cost, idle = known, best, 0
+    return evaluation.chosen(over=over)
+
+
+def _begin(
+    space: StrategySpace,
+    bounds: dict[ParallelDegrees, float],
+    evaluation: Evaluation,
+    most: int,
+    over: Callable[[], bool],
+) -> tuple[StrategyPoint, int]:
+    """The best of the points that are priced first, and how many these are.
+
+    Degrees with machines in the order of their ranks, and then with kinds of machines one after the
+    other, in every order: few stages then have machines of several kinds. Dominoes all lie, or all
+    stand.
+    """
+    given = [priced.strategy for priced in evaluation.ranked()]
+    first = [ParallelDegrees(s.data, s.tensor, s.microbatch, s.virtual, s.experts) for s in given]
+    ordered = sorted(space.degrees, key=lambda d: (d not in first, bounds[d]))
+    best, cost, tried = space.lying(ordered[0], space.plain_order), math.inf, 0
+    orders = dict.fromkeys([space.plain_order, *_by_kind(space)])
+    for order, stands in itertools.product(orders, (False, True)):
+        for degrees in ordered:
+            lying = space.lying(degrees, order)
+            point = lying._replace(standing=(stands,) * len(lying.standing))
+            if point in evaluation.found:
+                continue
+            if tried == most or tried and (bounds[degrees] > cost or over()):
+                break
+            new = evaluation.price(point)
+            tried += 1
+            if new < cost:
+                best, cost = point, new
+    return best, tried
+
+
+def _by_kind(space: StrategySpace) -> Iterator[tuple[int, ...]]:
+    """Orders in which machines of a kind follow each other."""
+    for kinds in itertools.islice(itertools.permutations(range(len(space.kinds))), MOST_ORDERS):
+        yield tuple(kind for kind in kinds for _ in space.kinds[kind])
+
+
+def _most(rng: random.Random, cost: float, temperature: float) -> float:
+    """Seconds up to which a point is accepted, with a probability that falls with the temperature.
+
+    Differences are relative, as a step may take milliseconds or minutes.
+    """
+    return cost * (1 - temperature * math.log(1 - rng.random()))
+
+
+def _neighbour(
+    rng: random.Random,
+    space: StrategySpace,
+    state: StrategyPoint,
+    hopeful: Sequence[ParallelDegrees],
+) -> StrategyPoint:
+    """A point with other degrees, some of them the same, or with another placement, or both."""
+    vary = rng.randrange(6)
+    if vary > 2 and len(hopeful) != 1:
+        own = state.degrees
+        near = [
+            degrees
+            for degrees in hopeful
+            if (vary != 3 or degrees.data == own.data)
+            and (vary != 4 or degrees.tensor == own.tensor)
+            and degrees != own
+        ]
+        degrees = rng.choice(near or hopeful or space.degrees)
+        return _placed(rng, space, state, degrees, _order(rng, state.order))
+    standing = list(state.standing)
+    if standing and rng.random() < 0.5:
+        turned = rng.randrange(len(standing))
+        standing[turned] = not standing[turned]
+        return state._replace(standing=tuple(standing))
+    return _placed(rng, space, state, state.degrees, _order(rng, state.order))
+
+
+def _placed(
+    rng: random.Random,
+    space: StrategySpace,
+    state: StrategyPoint,
+    degrees: ParallelDegrees,
+    order: tuple[int, ...],
+) -> StrategyPoint:
+    """With these degrees and order; dominoes stand as they do, if there are as many blocks."""
+    point = space.sample(rng, degrees, order)
+    same = len(point.standing) == len(state.standing)
+    return point._replace(standing=state.standing) if same else point
+
+
+def _order(rng: random.Random, order: tuple[int, ...]) -> tuple[int, ...]:
+    """The same, one with two machines exchanged or one moved, or any."""
+    vary = rng.randrange(4)
+    if vary == 0 or len(set(order)) == 1:
+        return order
+    found = list(order)
+    one, other = rng.sample(range(len(found)), 2)
+    if vary == 1:
+        found[one], found[other] = found[other], found[one]
+    elif vary == 2:
+        found.insert(other, found.pop(one))
+    else:
+        rng.shuffle(found)
+    return tuple(found)

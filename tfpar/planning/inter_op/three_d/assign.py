@@ -1,0 +1,129 @@
+"""Layers to the stages of a strategy whose degrees and placement are given, and batch to copies."""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import math
+
+from tfpar.planning.inter_op.stages.pipe_dp import ChainLayer, StageDevice, try_pipe_dp
+from tfpar.planning.inter_op.three_d.memory import fits, in_flight
+from tfpar.planning.inter_op.three_d.problem import StrategyProblem
+from tfpar.planning.inter_op.three_d.strategy import Strategy3D
+from tfpar.planning.inter_op.three_d.time_terms import (
+    layer_seconds,
+    one_ring,
+    passes_of_copies,
+    sync_seconds,
+    transfer_rates,
+)
+
+
+def even_counts(layers: int, stages: int) -> tuple[int, ...]:
+    """As many layers in each stage, or one more in the first."""
+    each, more = divmod(layers, stages)
+    return tuple(each + (stage < more) for stage in range(stages))
+
+
+def assign_layers(model: StrategyProblem, strategy: Strategy3D) -> Strategy3D | None:
+    """The strategy with the layers in each stage that take least by equation 4.
+
+    A stage has one speed: that of its ranks with all layers of the model. Each of an actor's
+    stages may store as many bytes.
+
+    Returns:
+        None if the memory of its ranks is too small for any assignment.
+    """
+    if strategy.stages == 1:
+        return strategy if fits(model, strategy) else None
+    table, microbatches = model.table, max(strategy.microbatches(model.batch))
+    each = [layer_seconds(model, strategy, actor) for actor in range(strategy.actors)]
+    known: dict[str, ChainLayer] = {}
+    for name, seconds in zip(table.layers, each[0], strict=True):
+        if name not in known:
+            cost = table.cost(name, strategy.layout)
+            sent = cost.sent_bytes + cost.returned_bytes
+            known[name] = ChainLayer(seconds, sent, cost.fixed_bytes, cost.kept_bytes)
+    layers = [known[name] for name in table.layers]
+    devices = model.cluster.devices
+    working = max(table.cost(name, strategy.layout).working_bytes for name in known)
+    memory = [
+        (min(devices[rank].memory_bytes for rank in strategy.stage(actor)) - working)
+        / strategy.virtual
+        for actor in range(strategy.actors)
+    ]
+    if min(memory) <= 0:
+        return None
+    places = [
+        StageDevice(
+            _speed(each[0], each[stage % strategy.actors]), rate, memory[stage % strategy.actors]
+        )
+        for stage, rate in enumerate([*transfer_rates(model, strategy), math.inf])
+    ]
+    alive = [
+        math.ceil(in_flight(strategy, stage % strategy.actors, microbatches) / strategy.virtual)
+        for stage in range(strategy.stages)
+    ]
+    found = try_pipe_dp(layers, places, microbatches, in_flight=alive)
+    if found is None:
+        return None
+    chosen = dataclasses.replace(strategy, counts=found.counts)
+    return chosen if fits(model, chosen) else None
+
+
+def balance_microbatches(model: StrategyProblem, strategy: Strategy3D) -> Strategy3D:
+    """The strategy with microbatches for each copy so that the copy that takes longest takes least.
+
+    A copy takes as long for each microbatch as its slowest actor does. Each has one microbatch at
+    least; the next one always goes to the copy that would be through with it first, which is best
+    for whole numbers. Copies that share experts run as many each.
+    """
+    groups = strategy.data // strategy.experts
+    if groups == 1:
+        return strategy
+    cluster = one_ring(model.cluster)
+    stages = [
+        [sum(passes) for passes in passes_of_copies(model, cluster, strategy, s, run)]
+        for s, run in enumerate(strategy.runs)
+    ]
+    seconds = [
+        max(
+            sum(stages[s][copy] for s in strategy.stages_of(actor))
+            for actor in range(strategy.actors)
+            for copy in range(group * strategy.experts, (group + 1) * strategy.experts)
+        )
+        for group in range(groups)
+    ]
+    if max(seconds) == min(seconds):
+        return strategy
+    shares = [1] * groups
+    ends = [(2 * own, group) for group, own in enumerate(seconds)]
+    heapq.heapify(ends)
+    for _ in range(sum(strategy.microbatches(model.batch)) // strategy.experts - groups):
+        end, group = ends[0]
+        shares[group] += 1
+        heapq.heapreplace(ends, (end + seconds[group], group))
+    of_copies = tuple(share for share in shares for _ in range(strategy.experts))
+    return dataclasses.replace(strategy, shares=of_copies)
+
+
+def overlap_gradient_sums(model: StrategyProblem, strategy: Strategy3D) -> Strategy3D:
+    """The strategy with gradients summed layer by layer during the backward pass, if less of that
+    is waited for: each layer's sum starts anew."""
+    if strategy.data == 1 or not model.table.sums_overlap:
+        return strategy
+    other = dataclasses.replace(strategy, overlap=strategy.overlap._replace(gradients=True))
+    cluster = one_ring(model.cluster)
+    before, after = (
+        max(
+            sum(sync_seconds(model, cluster, one, s) for s in one.stages_of(actor))
+            for actor in range(one.actors)
+        )
+        for one in (strategy, other)
+    )
+    return other if after < before else strategy
+
+
+def _speed(first: list[float], own: list[float]) -> float:
+    """Of an actor, if the first one's is 1."""
+    return sum(first) / sum(own) if sum(own) else 1.0

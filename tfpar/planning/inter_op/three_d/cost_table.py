@@ -1,0 +1,435 @@
+"""`LayerCostTable`: seconds, bytes and memory of the layers of a model, by layout and microbatch
+size.
+
+A search of pipelines asks it one thing: the `LayerCost` of a kind of layers in a `Layout`. Layers
+that are measured or computed by hand are `LayerType`s, whose costs follow from a few numbers; those
+of a captured step are priced under the plan of each layout (`planning.inter_op.three_d.from_step`).
+
+Times are by device, tensor degree and microbatch size, because none of them follows from another:
+a smaller part of a matrix product runs at a smaller part of a device's rate. What ranks exchange is
+given in bytes, and priced on the links that they have.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple, Protocol
+
+from tfpar.spec import PlanError
+from tfpar.spec.arguments import argument_error, finite
+
+
+class ProfileKey(NamedTuple):
+    """What the time of a layer depends on.
+
+    Attributes:
+        device: its name.
+        tensor: over how many ranks the layer is split.
+        microbatch: samples of a microbatch.
+        experts: over how many copies the layer's experts are spread; 1 of a layer without.
+    """
+
+    device: str
+    tensor: int
+    microbatch: int
+    experts: int = 1
+
+
+class Layout(NamedTuple):
+    """How the ranks of a stage share out its layers, and a microbatch of each copy.
+
+    Attributes:
+        data: copies of the stage, which share the batch.
+        tensor: ranks that each layer is split over.
+        microbatch: samples of a microbatch, of each copy.
+        experts: copies that share the experts of a layer out among them.
+        recompute, shard_slots: see `strategy.MemoryOptions`.
+    """
+
+    data: int
+    tensor: int
+    microbatch: int
+    experts: int = 1
+    recompute: bool = False
+    shard_slots: bool = False
+
+
+class Passes(NamedTuple):
+    """Seconds of the forward and of the backward pass of a microbatch."""
+
+    forward: float
+    backward: float
+
+
+class Exchange(NamedTuple):
+    """A collective that all groups of a stage's ranks take part in.
+
+    Attributes:
+        kind: one of `spec.names.COLLECTIVES`.
+        axes: of the mesh of `LayerCost.sizes`.
+        num_bytes: the payload of a rank.
+        times: that it runs.
+    """
+
+    kind: str
+    axes: tuple[int, ...]
+    num_bytes: float
+    times: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerCost:
+    """Seconds, bytes and memory of a layer in a layout, on each rank.
+
+    Attributes:
+        sizes: of the axes of the mesh of the stage's ranks.
+        seconds: that a rank computes of a microbatch, by device.
+        forward, backward: what ranks exchange in the passes of a microbatch.
+        sums: what they exchange once a step, behind the last backward pass: sums of gradients.
+        gathers: what they exchange behind these.
+        update_s: of what a rank computes once a step, by device.
+        together: copies that wait for each other in each microbatch; those follow each other.
+        fixed_bytes: that a rank stores all the time.
+        kept_bytes: that it keeps of a microbatch for its backward pass.
+        working_bytes: that it needs beside while it runs a backward pass.
+        sent_bytes, returned_bytes: that a rank sends of a microbatch to the next stage, if that
+            begins behind the layer, and gets back of it.
+    """
+
+    sizes: tuple[int, ...]
+    seconds: Mapping[str, Passes]
+    forward: tuple[Exchange, ...] = ()
+    backward: tuple[Exchange, ...] = ()
+    sums: tuple[Exchange, ...] = ()
+    gathers: tuple[Exchange, ...] = ()
+    update_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    together: int = 1
+    fixed_bytes: float = 0.0
+    kept_bytes: float = 0.0
+    working_bytes: float = 0.0
+    sent_bytes: float = 0.0
+    returned_bytes: float = 0.0
+
+
+class Kind(Protocol):
+    """Layers that are alike, as a search sees them."""
+
+    @property
+    def shapes(self) -> Collection[tuple[int, int]]:
+        """The tensor degrees and microbatch sizes that it may have costs for."""
+        ...
+
+    @property
+    def expert_degrees(self) -> Collection[int]:
+        """Over how many copies its experts can be spread; 1 of a layer without."""
+        ...
+
+    @property
+    def can_recompute(self) -> bool:
+        """Whether it can be computed again in the backward pass."""
+        ...
+
+    @property
+    def can_shard_slots(self) -> bool:
+        """Whether copies can share slots of the optimizer out."""
+        ...
+
+    def has(self, device: str, layout: Layout) -> bool:
+        """Whether there is a cost for it."""
+        ...
+
+    def cost(self, layout: Layout) -> LayerCost:
+        """What it costs, on the devices that there are times for."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Experts:
+    """The experts of a mixture-of-experts layer (GShard: Lepikhin et al. 2021, §2).
+
+    Copies can share them out, each as many: tokens then go to the copy that has their expert, and
+    come back. It is assumed that all experts get as many tokens. Tensor ranks split each expert.
+
+    Attributes:
+        fixed_bytes: of all experts: weights, gradients, slots. Part of the layer's, as the others.
+        gradient_bytes: that those copies sum that have the same experts.
+        routed_bytes: of a sample, the tokens that go to experts, and those that come back: each of
+            the two once in the forward pass, and once in the backward pass.
+        slot_bytes: of `fixed_bytes`, what the optimizer alone reads.
+        weight_bytes: that copies with the same experts gather if they share slots out.
+    """
+
+    fixed_bytes: float = 0.0
+    gradient_bytes: float = 0.0
+    routed_bytes: float = 0.0
+    slot_bytes: float = 0.0
+    weight_bytes: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            finite(f"experts.{field.name}", getattr(self, field.name))
+
+
+GROUPS, EXPERTS, TENSOR = 0, 1, 2
+"""Axes of the mesh of a stage whose layers are `LayerType`s. Copies are along the first two: those
+along the second share experts."""
+
+_SHARED = ("fixed_bytes", "gradient_bytes", "slot_bytes", "weight_bytes")
+"""Bytes of a layer that its experts have a part of."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerType:
+    """Layers that are alike.
+
+    Attributes:
+        seconds: of a microbatch on one rank, without what ranks exchange; of a layer with experts,
+            by the number of copies that share these.
+        fixed_bytes: of the whole layer: weights, their gradients, slots of the optimizer.
+        gradient_bytes: of the whole layer, that data-parallel ranks sum once a step.
+        kept_bytes: of a sample, of the whole layer: what the backward pass reads.
+        reduced_bytes: of a sample, that the ranks over which the layer is split sum in the forward
+            pass; the backward pass sums as many.
+        sent_bytes: of a sample, that the next layer reads: every one of these ranks has all of it.
+        input_bytes: of a sample, that is kept if the rest of `kept_bytes` is computed again: every
+            one of these ranks has all of it. None: the layer cannot be computed again.
+        slot_bytes: of `fixed_bytes`, what the optimizer alone reads, which copies can share out.
+        weight_bytes: of the whole layer, that they then gather once a step.
+        experts: those of the layer; None: it has none.
+    """
+
+    seconds: Mapping[ProfileKey, Passes]
+    fixed_bytes: float = 0.0
+    gradient_bytes: float = 0.0
+    kept_bytes: float = 0.0
+    reduced_bytes: float = 0.0
+    sent_bytes: float = 0.0
+    input_bytes: float | None = None
+    slot_bytes: float = 0.0
+    weight_bytes: float = 0.0
+    experts: Experts | None = None
+
+    def __post_init__(self) -> None:
+        for case, passes in self.seconds.items():
+            for name, value in passes._asdict().items():
+                finite(f"seconds[{tuple(case)}].{name}", value)
+        for field in dataclasses.fields(self)[1:-1]:
+            if getattr(self, field.name) is not None:
+                finite(field.name, getattr(self, field.name))
+        if self.slot_bytes > self.fixed_bytes:
+            raise argument_error(
+                "slot_bytes", self.slot_bytes, f"{self.fixed_bytes:g} at most, all bytes"
+            )
+        for name in _SHARED if self.experts is not None else ():
+            part, whole = getattr(self.experts, name), getattr(self, name)
+            if part > whole:
+                raise argument_error(f"experts.{name}", part, f"{whole:g} at most, the layer's")
+
+    @property
+    def shapes(self) -> Collection[tuple[int, int]]:
+        return {(case.tensor, case.microbatch) for case in self.seconds}
+
+    @property
+    def expert_degrees(self) -> Collection[int]:
+        return {case.experts for case in self.seconds} if self.experts is not None else {1}
+
+    @property
+    def can_recompute(self) -> bool:
+        return self.input_bytes is not None
+
+    @property
+    def can_shard_slots(self) -> bool:
+        return self.slot_bytes > 0
+
+    def has(self, device: str, layout: Layout) -> bool:
+        return self._case(device, layout) in self.seconds
+
+    def _case(self, device: str, layout: Layout) -> ProfileKey:
+        """What its time depends on: nothing of experts if it has none."""
+        experts = layout.experts if self.experts is not None else 1
+        return ProfileKey(device, layout.tensor, layout.microbatch, experts)
+
+    def cost(self, layout: Layout) -> LayerCost:
+        """The cost by the degrees of `layout`; axes are `GROUPS`, `EXPERTS` and `TENSOR`.
+
+        Ranks exchange as much in the backward pass as in the forward pass.
+
+        Raises:
+            PlanError: the layer is to be computed again, and cannot be.
+        """
+        exchanged = self._exchanged(layout)
+        sums, gathers = self._summed(layout)
+        kept = self.kept_bytes * layout.microbatch / layout.tensor
+        again = 0.0
+        if layout.recompute:
+            if self.input_bytes is None:
+                raise PlanError("A layer is to be computed again, but has no input_bytes.")
+            kept, again = self.input_bytes * layout.microbatch, kept
+        sent = self.sent_bytes * layout.microbatch
+        return LayerCost(
+            (layout.data // layout.experts, layout.experts, layout.tensor),
+            {
+                case.device: passes
+                for case, passes in self.seconds.items()
+                if case == self._case(case.device, layout)
+            },
+            exchanged,
+            exchanged,
+            sums,
+            gathers,
+            together=1 if self.experts is None else layout.experts,
+            fixed_bytes=self._held_bytes(layout),
+            kept_bytes=kept,
+            working_bytes=again,
+            sent_bytes=sent,
+            returned_bytes=sent,
+        )
+
+    def _exchanged(self, layout: Layout) -> tuple[Exchange, ...]:
+        """In a pass of a microbatch: tensor ranks sum, and tokens go to their experts and back."""
+        found = []
+        if self.reduced_bytes:
+            num_bytes = layout.microbatch * self.reduced_bytes
+            found.append(Exchange("all_reduce", (TENSOR,), num_bytes))
+        if self.experts is not None:
+            num_bytes = layout.microbatch * self.experts.routed_bytes
+            found.append(Exchange("all_to_all", (EXPERTS,), num_bytes, 2))
+        return tuple(found)
+
+    def _summed(self, layout: Layout) -> tuple[tuple[Exchange, ...], tuple[Exchange, ...]]:
+        """Once a step: copies sum gradients. Where they share the slots out, each gets the sum of
+        its part alone, and all gather the weights."""
+        own = self.experts or Experts()
+        shards = layout.shard_slots
+        sums = _along_copies(
+            "reduce_scatter" if shards else "all_reduce",
+            layout,
+            self.gradient_bytes - own.gradient_bytes,
+            own.gradient_bytes,
+        )
+        if not shards:
+            return sums, ()
+        dense = self.weight_bytes - own.weight_bytes
+        return sums, _along_copies("all_gather", layout, dense, own.weight_bytes)
+
+    def _held_bytes(self, layout: Layout) -> float:
+        """That a rank stores all the time. Of experts it has its part alone, whose slots only the
+        copies with the same part share."""
+        shards, experts = layout.shard_slots, self.experts
+        if experts is None:
+            held = _with_slots(self.fixed_bytes, self.slot_bytes if shards else 0.0, layout.data)
+            return held / layout.tensor
+        slots, own = (self.slot_bytes, experts.slot_bytes) if shards else (0.0, 0.0)
+        dense = _with_slots(self.fixed_bytes - experts.fixed_bytes, slots - own, layout.data)
+        groups = layout.data // layout.experts
+        part = _with_slots(experts.fixed_bytes, own, groups) / layout.experts
+        return (dense + part) / layout.tensor
+
+
+def _with_slots(fixed: float, slots: float, copies: int) -> float:
+    """Bytes of a rank if copies share these slots out."""
+    return fixed - slots + slots / copies
+
+
+def _along_copies(kind: str, layout: Layout, dense: float, own: float) -> tuple[Exchange, ...]:
+    """Of bytes that all copies have of the whole layer, and of those of experts."""
+    dense /= layout.tensor
+    own /= layout.tensor * layout.experts
+    if layout.experts == 1:
+        return (Exchange(kind, (GROUPS,), dense + own),)
+    return Exchange(kind, (GROUPS, EXPERTS), dense), Exchange(kind, (GROUPS,), own)
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerCostTable:
+    """The layers of a model, each of which reads of the one before.
+
+    Attributes:
+        kinds: by name.
+        layers: the kind of each, in order.
+        sums_overlap: gradients may be summed layer by layer during the backward pass.
+
+    Raises:
+        PlanError: there is no layer, or one of an unknown kind.
+    """
+
+    kinds: Mapping[str, Kind]
+    layers: tuple[str, ...]
+    sums_overlap: bool = True
+    _costs: dict[tuple[str, Layout], LayerCost] = dataclasses.field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        if not self.layers:
+            raise PlanError("A table without layers: give one at least.")
+        for name in self.layers:
+            if name not in self.kinds:
+                raise PlanError(
+                    f"A layer is of kind {name!r}; there are {', '.join(map(repr, self.kinds))}."
+                )
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def cost(self, name: str, layout: Layout) -> LayerCost:
+        """That of a layer of this kind; found once.
+
+        Raises:
+            PlanError: it cannot be had so.
+        """
+        key = name, layout
+        if key not in self._costs:
+            self._costs[key] = self.kinds[name].cost(layout)
+        return self._costs[key]
+
+    def cost_of(self, layer: int, layout: Layout) -> LayerCost:
+        """That of one of the layers."""
+        return self.cost(self.layers[layer], layout)
+
+    def passes(self, name: str, device: str, layout: Layout) -> Passes:
+        """Seconds of a layer of this kind, without what ranks exchange.
+
+        Raises:
+            PlanError: the table has no time for this case.
+        """
+        found = self.cost(name, layout).seconds.get(device)
+        if found is None:
+            experts = f", experts over {layout.experts} copies" if layout.experts > 1 else ""
+            raise PlanError(
+                f"Layers of kind {name!r} have no time on {device!r} with tensor degree "
+                f"{layout.tensor} and microbatches of {layout.microbatch}{experts}."
+            )
+        return found
+
+    @property
+    def used(self) -> list[Kind]:
+        """The kinds that there are layers of."""
+        return [self.kinds[name] for name in dict.fromkeys(self.layers)]
+
+    def has(self, devices: Iterable[str], layout: Layout) -> bool:
+        """Whether all layers have a cost for it on all these devices."""
+        used = self.used
+        return all(kind.has(device, layout) for device in devices for kind in used)
+
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """The tensor degrees and microbatch sizes that there may be costs for."""
+        return sorted(self.kinds[self.layers[0]].shapes)
+
+    @property
+    def expert_degrees(self) -> list[int]:
+        """Over how many copies the experts of its layers can be spread: 1, and what it has times
+        of."""
+        return sorted({1}.union(*(kind.expert_degrees for kind in self.used)))
+
+    @property
+    def can_recompute(self) -> bool:
+        """Whether every layer can be computed again in the backward pass."""
+        return all(kind.can_recompute for kind in self.used)
+
+    @property
+    def can_shard_slots(self) -> bool:
+        """Whether copies can share slots of any layer out."""
+        return any(kind.can_shard_slots for kind in self.used)

@@ -1,0 +1,207 @@
+"""What searches have in common: points priced once each, bounds, and the decision at the end."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from collections.abc import Callable, Iterable
+
+from tfpar.planning.inter_op.three_d.cost_model import lower_bound_seconds, simulate_strategy
+from tfpar.planning.inter_op.three_d.cost_table import LayerCost, Layout
+from tfpar.planning.inter_op.three_d.infeasibility import infeasible_error
+from tfpar.planning.inter_op.three_d.problem import StrategyProblem
+from tfpar.planning.inter_op.three_d.space import ParallelDegrees, StrategyPoint, StrategySpace
+from tfpar.planning.inter_op.three_d.strategy import Strategy3D
+from tfpar.planning.inter_op.three_d.time_terms import widest_link
+from tfpar.planning.problem import Progress
+
+PATIENCE = 16
+"""After how many strategies in a row that are no better a search simulates no more of them. Bounds
+are nearly what is simulated where few transfers meet; where many do, more have to be tried."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StrategyCandidate:
+    """A strategy and the seconds of a step: a bound, and as simulated if that was done."""
+
+    strategy: Strategy3D
+    bound_s: float
+    simulated_s: float = math.nan
+
+
+@dataclasses.dataclass(frozen=True)
+class StrategySearchResult:
+    """What a search chose.
+
+    Attributes:
+        best: the strategy that is fastest as simulated.
+        finalists: all that were simulated, the fastest first.
+        evaluated: how many points were priced.
+        complete: every point was simulated, or cannot be better than the best one.
+    """
+
+    best: StrategyCandidate
+    finalists: tuple[StrategyCandidate, ...]
+    evaluated: int
+    complete: bool = False
+
+
+class Evaluation:
+    """The points of a space, each bounded once, and simulated once if that is asked for.
+
+    Args:
+        progress: is told of each point that is priced.
+
+    Attributes:
+        best_s: the least seconds that were simulated.
+    """
+
+    def __init__(self, space: StrategySpace, progress: Progress | None = None) -> None:
+        self.space = space
+        self._progress = progress
+        self.found: dict[StrategyPoint, StrategyCandidate | None] = {}
+        self.best_s = math.inf
+        self._given: list[StrategyCandidate] = []
+        self._simulated: dict[Strategy3D, float] = {}
+
+    def price(self, point: StrategyPoint) -> float:
+        """Seconds that a step takes at least; infinite if the point does not fit into memory."""
+        if point not in self.found:
+            found = self.space.bounded(point)
+            self.found[point] = None if found is None else StrategyCandidate(*found)
+            if self._progress is not None:
+                what = point.degrees.on(self.space.model.cluster.size)
+                self._progress(what, len(self.found))
+        known = self.found[point]
+        return math.inf if known is None else known.bound_s
+
+    def simulate(self, point: StrategyPoint) -> float:
+        """Seconds of a step; infinite if the point does not fit into memory."""
+        self.price(point)
+        known = self.found[point]
+        return math.inf if known is None else self._simulate(known)
+
+    def add(self, strategies: Iterable[Strategy3D]) -> None:
+        """Let these be compared at the end too."""
+        model = self.space.model
+        self._given += [
+            StrategyCandidate(one, lower_bound_seconds(model, one)) for one in strategies
+        ]
+
+    def ranked(self) -> list[StrategyCandidate]:
+        """All that fit, those with the least bound first; of equal ones what was priced first."""
+        priced = [priced for priced in self.found.values() if priced is not None]
+        return sorted([*self._given, *priced], key=lambda priced: priced.bound_s)
+
+    def chosen(
+        self, patience: float = PATIENCE, over: Callable[[], bool] = lambda: False
+    ) -> StrategySearchResult:
+        """What a search ends with that has priced these points: the fastest of them as simulated.
+
+        Those with the least bound are simulated first, until the next one cannot be better.
+
+        Args:
+            patience: after how many in a row that are no better no more are simulated.
+            over: whether the time is; then no more are simulated either.
+
+        Raises:
+            MemoryLimitError: none of them fits.
+        """
+        ranked = self.ranked()
+        if not ranked:
+            raise infeasible_error(self.space, len(self.found))
+        for priced in self._given:
+            self._simulate(priced)
+        idle, complete = 0, True
+        for priced in ranked:
+            if priced.bound_s >= self.best_s:
+                break
+            if self._simulated and (idle >= patience or over()):
+                complete = False
+                break
+            before = self.best_s
+            idle = 0 if self._simulate(priced) < before else idle + 1
+        finalists = {
+            priced.strategy: dataclasses.replace(priced, simulated_s=seconds)
+            for priced in ranked
+            if (seconds := self._simulated.get(priced.strategy)) is not None
+        }
+        ordered = tuple(sorted(finalists.values(), key=lambda priced: priced.simulated_s))
+        return StrategySearchResult(ordered[0], ordered, len(self.found), complete)
+
+    def _simulate(self, priced: StrategyCandidate) -> float:
+        if priced.strategy not in self._simulated:
+            seconds = simulate_strategy(self.space.model, priced.strategy).seconds
+            self._simulated[priced.strategy] = seconds
+            self.best_s = min(self.best_s, seconds)
+        return self._simulated[priced.strategy]
+
+
+def lower_bound(model: StrategyProblem, degrees: ParallelDegrees) -> float:
+    """Seconds that no placement of these degrees is below, as simulated.
+
+    Every layer on the device that is fastest with it, without what ranks exchange: W seconds of a
+    microbatch, of M, in A actors. Some actor computes all microbatches in no less than the mean,
+    and then its gradients are summed, no fewer than the mean, on rings of the cluster's widest
+    link, hidden behind no more than a microbatch of it. That an actor is slower hides no more than
+    it takes. In 1F1B some microbatch goes through all stages besides (`_of_1f1b`).
+    """
+    data, tensor, microbatch, virtual, experts = degrees
+    table, cluster = model.table, model.cluster
+    actors = cluster.size // (data * tensor)
+    devices = {device.name for device in cluster.devices}
+    layout = Layout(data, tensor, microbatch, experts)
+    counts = collections.Counter(table.layers)
+    each = {name: [table.passes(name, one, layout) for one in devices] for name in counts}
+    whole = sum(count * min(map(sum, each[name])) for name, count in counts.items())
+    passes = [one for found in each.values() for one in found if sum(one)]
+    microbatches = model.batch // (data * microbatch)
+    pipeline = whole
+    if virtual == 1:
+        forward = max((one.forward / sum(one) for one in passes), default=0.0)
+        pipeline = _of_1f1b(whole, actors, microbatches, forward)
+    layouts = [layout, layout._replace(shard_slots=True)][: 1 + table.can_shard_slots]
+    moved = min(
+        sum(count * _moved_bytes(table.cost(name, one)) for name, count in counts.items())
+        for one in layouts
+    )
+    summing = moved / widest_link(cluster)
+    exposed = max(0.0, summing - cluster.overlap * whole)
+    return max(pipeline, (microbatches * whole + exposed) / actors)
+
+
+def _of_1f1b(whole: float, actors: int, microbatches: int, forward: float) -> float:
+    """Of stages that take `whole` seconds of a microbatch together, cut as is best.
+
+    With t_i of each, T is no less than what comes before and after stage i and all it does,
+    sum_{j < i} t_j + M t_i, which is least where all these are equal; nor than a microbatch that
+    goes through all, and what stage i then has left to do: W + (M - 1) t_i less the forward passes
+    that it has done meanwhile, of as many more microbatches as it may have in flight.
+
+    Args:
+        forward: what part of a layer's seconds the forward pass is, at most.
+    """
+    filled = whole / (1 - (1 - 1 / microbatches) ** actors)
+    left = [
+        microbatches - 1 - forward * (min(microbatches, actors - stage) - 1)
+        for stage in range(actors)
+    ]
+    through = whole
+    if min(left) > 0:
+        through += whole / sum(1 / more for more in left)
+    return max(filled, through)
+
+
+def _moved_bytes(cost: LayerCost) -> float:
+    """That each rank sends at least to sum a layer's gradients, and for what follows on it: in
+    rings."""
+    found = 0.0
+    for kind, axes, num_bytes, times in (*cost.sums, *cost.gathers):
+        group = math.prod(cost.sizes[axis] for axis in axes)
+        found += _RING_PASSES.get(kind, 0) * times * (1 - 1 / group) * num_bytes
+    return found
+
+
+_RING_PASSES = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
+"""How often each rank sends a part of the payload on."""

@@ -1,0 +1,338 @@
+"""The `LayerCostTable` of a captured step: its layers, priced under the plan of each layout.
+
+    table = step_table(plans, batch)
+
+For each way to lay the ranks of a stage (copies x ranks that weights are split over) the user's
+planner finds one plan, whatever it stores. The folded step under that plan is cut into microbatches
+once for each number of them, and its ops, collectives and buffers are counted layer by layer, by
+what prices stages (`cost.stage_breakdown`): a layer is a stage of its own, on the ranks of all. So
+sums over the layers of a stage are what the stage is priced at, but for what only the whole says:
+what is stored of a tensor that two of its layers read, and what is sent in slices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+from tfpar.cluster.description import Cluster
+from tfpar.cost.packing_gain import PackingKey
+from tfpar.cost.stage_breakdown import StageCostBreakdown, stage_prices
+from tfpar.cost.stage_transfers import StageTransfers
+from tfpar.cost.sub_batch_pricing import without_parts
+from tfpar.cost.task_partition import TaskPartition
+from tfpar.ir.collection import collection_paused
+from tfpar.ir.roles import When
+from tfpar.pipeline.graph import Carries
+from tfpar.planning.folding.folded_model import FoldedModel, folded_model
+from tfpar.planning.folding.folded_plan import folded_anchors
+from tfpar.planning.inter_op.stages.op_times import SingleDeviceProfile
+from tfpar.planning.inter_op.three_d.cost_table import (
+    Exchange,
+    LayerCost,
+    LayerCostTable,
+    Layout,
+    Passes,
+)
+from tfpar.planning.inter_op.three_d.step_layers import StepLayers
+from tfpar.planning.pricing.sub_batches import SubBatchStep
+from tfpar.planning.problem import Problem
+from tfpar.plans import Plan
+from tfpar.propagation.engine import propagate
+from tfpar.spec import PlanError
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LaidOut:
+    """The plan of a layout.
+
+    Attributes:
+        plan: for the ranks of a stage.
+        problem: that it solves.
+    """
+
+    plan: Plan
+    problem: Problem
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StepPrices:
+    """Costs of the layers of a step, found when they are asked for.
+
+    Attributes:
+        plans: by copies of a stage, and ranks that its weights may be split over.
+        batch: samples of a step.
+        most: microbatches of each layout at most, of as many.
+        devices: the machines if all had the same device, by its name.
+        layers: of the folded step.
+        shards: whether copies can share slots of the optimizer out.
+    """
+
+    plans: Mapping[tuple[int, int], LaidOut]
+    batch: int
+    most: Mapping[tuple[int, int], int]
+    devices: Mapping[str, Cluster]
+    layers: StepLayers
+    shards: bool
+    _steps: dict[tuple[int, int], SubBatchStep] = dataclasses.field(default_factory=dict)
+    _costs: dict[Layout, list[LayerCost]] = dataclasses.field(default_factory=dict)
+    _counted: dict[tuple[int, int, int], _Counted] = dataclasses.field(default_factory=dict)
+
+    def has(self, layout: Layout) -> bool:
+        """Whether there is a plan for it, and its microbatches come out even."""
+        degrees = layout.data, layout.tensor
+        count, rest = divmod(self.batch, layout.data * layout.microbatch)
+        return degrees in self.plans and not rest and 1 <= count <= self.most[degrees]
+
+    def costs(self, layout: Layout) -> list[LayerCost]:
+        """Those of each layer of the folded step."""
+        if layout not in self._costs:
+            degrees = layout.data, layout.tensor
+            count = self.batch // (layout.data * layout.microbatch)
+            with collection_paused():
+                key = *degrees, count
+                if key not in self._counted:
+                    self._counted[key] = _Counted.of(self._step(degrees), self.layers, count)
+                self._costs[layout] = self._counted[key].costs(layout, self.devices)
+        return self._costs[layout]
+
+    def _step(self, degrees: tuple[int, int]) -> SubBatchStep:
+        if degrees not in self._steps:
+            self._steps[degrees] = _folded_step(self.plans[degrees])
+        return self._steps[degrees]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StepLayer:
+    """Layers of a step that are alike: the `table.Kind` of one of its folded graph."""
+
+    prices: StepPrices
+    number: int
+
+    @functools.cached_property
+    def shapes(self) -> Collection[tuple[int, int]]:
+        batch = self.prices.batch
+        sizes = [n for n in range(1, batch + 1) if batch % n == 0]
+        return [(tensor, size) for tensor in {t for _, t in self.prices.plans} for size in sizes]
+
+    expert_degrees: Collection[int] = (1,)
+    can_recompute: bool = True
+
+    @property
+    def can_shard_slots(self) -> bool:
+        return self.prices.shards
+
+    def has(self, device: str, layout: Layout) -> bool:
+        return device in self.prices.devices and self.prices.has(layout)
+
+    def cost(self, layout: Layout) -> LayerCost:
+        if not self.prices.has(layout):
+            raise PlanError(f"The step has no plan for {layout}.")
+        return self.prices.costs(layout)[self.number]
+
+
+def step_table(
+    plans: Mapping[tuple[int, int], LaidOut],
+    batch: int,
+    most: Mapping[tuple[int, int], int],
+    cluster: Cluster,
+    shards: bool,
+) -> LayerCostTable:
+    """The table of a step.
+
+    Args:
+        plans: by copies of a stage, and ranks that its weights may be split over; one at least.
+        batch: samples of a step.
+        most: microbatches at most, of each of these.
+        cluster: of all ranks, each kind of devices with a name of its own.
+        shards: whether copies can share slots of the optimizer out.
+
+    Raises:
+        PlanError: the step computes nothing of what it is fed.
+    """
+    first = next(iter(plans.values())).problem
+    model = folded_model(first, 2)
+    seconds = SingleDeviceProfile(model.prepared, model.roles).seconds(cluster)
+    layers = StepLayers.of(model, seconds.__getitem__)
+    devices: dict[str, Cluster] = {}
+    for rank, device in enumerate(cluster.devices):
+        if device.name not in devices:
+            devices[device.name] = cluster.at_pace_of([rank])
+    prices = StepPrices(plans, batch, most, devices, layers, shards)
+    kinds = {f"layer {i}": StepLayer(prices, i) for i in range(len(layers.times))}
+    names = [name for name, times in zip(kinds, layers.times, strict=True) for _ in range(times)]
+    return LayerCostTable(kinds, tuple(names), sums_overlap=False)
+
+
+def _folded_step(laid: LaidOut) -> SubBatchStep:
+    """The folded graph under a plan of the whole, each of its layers priced as one."""
+    plan, problem = laid.plan, laid.problem
+    model: FoldedModel = folded_model(problem, 2)
+    anchors = folded_anchors(plan, problem, model)
+    batched = model.batched(problem)
+    once = {op: 0 for op, times in model.roles.times.items() if not times}
+    roles = dataclasses.replace(model.roles, times=once)
+    folded = dataclasses.replace(problem, graph=model.prepared.graph, batched=batched)
+    with collection_paused():
+        whole = propagate(model.prepared, plan.mesh, anchors)
+    return SubBatchStep(folded, anchors, whole, roles)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Counted:
+    """A step in microbatches, and what each of its layers exchanges.
+
+    Attributes:
+        step: whose stages are its layers.
+        forward, backward: exchanges of a microbatch, by layer.
+        sums, gathers: those of a step, the second behind the first.
+        sent, returned: bytes of a microbatch that a rank sends past the end of each layer, and gets
+            back.
+    """
+
+    step: TaskPartition
+    forward: Sequence[tuple[Exchange, ...]]
+    backward: Sequence[tuple[Exchange, ...]]
+    sums: Sequence[tuple[Exchange, ...]]
+    gathers: Sequence[tuple[Exchange, ...]]
+    sent: Sequence[float]
+    returned: Sequence[float]
+    _prices: dict[tuple[str, bool], list[StageCostBreakdown]] = dataclasses.field(
+        default_factory=dict
+    )
+
+    @classmethod
+    def of(cls, parts: SubBatchStep, layers: StepLayers, count: int) -> _Counted:
+        """Cut a step into `count` microbatches."""
+        cut = parts.cut(count)
+        number = len(layers.times)
+        ratio = parts.problem.state_ratio
+        step = TaskPartition(
+            cut, parts.roles, layers.layer_of, number, ratio, parts.statistics(cut)
+        )
+        found = _exchanges(step)
+
+        def exchanged(what: str) -> list[tuple[Exchange, ...]]:
+            return [tuple(found.get((layer, what), ())) for layer in range(number)]
+
+        return cls(
+            step,
+            exchanged("F"),
+            exchanged("B"),
+            exchanged("sums"),
+            exchanged("gathers"),
+            _sent(step, "activations"),
+            _sent(step, "gradients"),
+        )
+
+    def costs(self, layout: Layout, devices: Mapping[str, Cluster]) -> list[LayerCost]:
+        """The costs of all layers, on each of these devices."""
+        sizes = self.step.laid.mesh.shape[:-1]
+        ranks = range(math.prod(sizes))
+        by_device = {
+            name: self._priced(name, machines.part(ranks), layout)
+            for name, machines in devices.items()
+        }
+        found = []
+        for layer in range(self.step.num_stages):
+            prices = {name: of[layer] for name, of in by_device.items()}
+            stored = next(iter(prices.values()))
+            working = stored.cost.working_bytes
+            sums, gathers = self.sums[layer], self.gathers[layer]
+            fixed = stored.cost.fixed_bytes
+            if layout.shard_slots:
+                fixed -= stored.state_bytes * (1 - 1 / layout.data)
+                gathers += tuple(e._replace(kind="all_gather") for e in sums if _is_sum(e))
+                sums = tuple(e._replace(kind="reduce_scatter") if _is_sum(e) else e for e in sums)
+            found.append(
+                LayerCost(
+                    sizes,
+                    {
+                        name: Passes(
+                            price.compute_s["F"], price.compute_s["I"] + price.compute_s["W"]
+                        )
+                        for name, price in prices.items()
+                    },
+                    self.forward[layer],
+                    self.backward[layer],
+                    sums,
+                    gathers,
+                    {name: price.compute_s["U"] for name, price in prices.items()},
+                    layout.data,
+                    fixed,
+                    stored.cost.kept_bytes,
+                    max(working.get(kind, 0.0) for kind in "FBU"),
+                    self.sent[layer],
+                    self.returned[layer],
+                )
+            )
+        return found
+
+    def _priced(self, name: str, part: Cluster, layout: Layout) -> list[StageCostBreakdown]:
+        """The prices of layers on a device; what is computed again is in none of the seconds."""
+        key = name, layout.recompute
+        if key not in self._prices:
+            transfers = StageTransfers(self.step, (0,) * self.step.num_stages)
+            prices = stage_prices(transfers, [part], layout.recompute)
+            if layout.recompute:
+                plain = self._priced(name, part, layout._replace(recompute=False))
+                prices = [
+                    dataclasses.replace(price, compute_s=one.compute_s)
+                    for price, one in zip(prices, plain, strict=True)
+                ]
+            self._prices[key] = prices
+        return self._prices[key]
+
+
+def _is_sum(exchange: Exchange) -> bool:
+    return exchange.kind == "all_reduce"
+
+
+def _exchanges(step: TaskPartition) -> dict[tuple[int, str], list[Exchange]]:
+    """What ranks exchange, by layer and by when: in the passes F and B of a microbatch, or once a
+    step: "sums" and "gathers". Those that run at the same time are one."""
+    together: dict[tuple[int, str, PackingKey], float] = {}
+    found: dict[tuple[int, str], list[Exchange]] = {}
+    for communication in step.laid.communications(step.roles.wire_dtypes):
+        moved, op = without_parts(communication, step.laid.mesh), communication.op
+        times = step.roles.times.get(op, 1)
+        if moved is None or not times:
+            continue
+        layer, kind, size = step.stage[op], communication.kind, float(communication[1])
+        when = communication.when(step.roles)
+        if when is not When.BETWEEN:
+            what = "sums" if when is When.BESIDE else "gathers"
+            found.setdefault((layer, what), []).append(Exchange(kind, moved.axes, times * size))
+            continue
+        task = step.kinds[op]
+        each = moved.each or op in step.statistics.sums or step.microbatches == 1
+        what = "gathers" if task == "U" or not each else "F" if task == "F" else "B"
+        phase = step.roles.phase[op]
+        packable = PackingKey.of(communication, step.roles, moved.axes, phase, times)
+        if packable is None:
+            found.setdefault((layer, what), []).append(Exchange(kind, moved.axes, size, times))
+        else:
+            key = layer, what, packable
+            together[key] = together.get(key, 0.0) + size
+    for (layer, what, packable), size in together.items():
+        packed = Exchange(packable.kind, packable.axes, size, packable.times)
+        found.setdefault((layer, what), []).append(packed)
+    return found
+
+
+def _sent(step: TaskPartition, carries: Carries) -> list[float]:
+    """Bytes of a rank that cross the end of each layer in a microbatch: each tensor once."""
+    transfers = StageTransfers(step, range(step.num_stages))
+    found = [0.0] * step.num_stages
+    crossing: dict[tuple[object, int], float] = {}
+    for one in step.crossings:
+        if one.carries == carries:
+            num_bytes = transfers.sent_bytes(one)
+            for end in range(min(one.source, one.target), max(one.source, one.target)):
+                key = one.tensor, end
+                crossing[key] = max(crossing.get(key, 0.0), num_bytes)
+    for (_, end), num_bytes in crossing.items():
+        found[end] += num_bytes
+    return found

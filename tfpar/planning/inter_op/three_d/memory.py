@@ -1,0 +1,45 @@
+"""What each rank of a strategy stores, and whether it fits."""
+
+from __future__ import annotations
+
+import math
+
+from tfpar.planning.inter_op.three_d.problem import StrategyProblem
+from tfpar.planning.inter_op.three_d.strategy import Strategy3D
+
+
+def stored_bytes(model: StrategyProblem, strategy: Strategy3D) -> tuple[float, ...]:
+    """What each rank of each actor stores at most, with the microbatches in flight of its schedule.
+
+    With virtual stages it is a bound: each microbatch in flight counts as that of the actor's
+    largest stage.
+    """
+    most = max(model.microbatches(strategy))
+    table, layout = model.table, strategy.layout
+    runs = [[table.cost_of(layer, layout) for layer in run] for run in strategy.runs]
+    found = []
+    for actor in range(strategy.actors):
+        own = [runs[stage] for stage in strategy.stages_of(actor)]
+        fixed = sum(cost.fixed_bytes for costs in own for cost in costs)
+        kept = max(sum(cost.kept_bytes for cost in costs) for costs in own)
+        working = max(cost.working_bytes for costs in own for cost in costs)
+        found.append(fixed + in_flight(strategy, actor, most) * kept + working)
+    return tuple(found)
+
+
+def fits(model: StrategyProblem, strategy: Strategy3D) -> bool:
+    """Whether every rank has the memory that its stages need."""
+    devices = model.cluster.devices
+    return all(
+        stored <= min(devices[rank].memory_bytes for rank in strategy.stage(actor))
+        for actor, stored in enumerate(stored_bytes(model, strategy))
+    )
+
+
+def in_flight(strategy: Strategy3D, actor: int, microbatches: int) -> int:
+    """Of microbatches, in any of the actor's stages, of 1F1B or its interleaved form."""
+    left = strategy.actors - actor - 1
+    if strategy.virtual == 1:
+        return min(microbatches, left + 1)
+    group = math.ceil(microbatches / max(1, microbatches // strategy.actors))
+    return min(microbatches * strategy.virtual, (strategy.virtual - 1) * group + 2 * left + 1)

@@ -1,0 +1,42 @@
+"""`StrategyProblem`: what 3-D strategies are priced for."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tfpar.cluster.description import Cluster
+from tfpar.planning.inter_op.three_d.cost_table import LayerCostTable
+from tfpar.planning.inter_op.three_d.strategy import Strategy3D
+from tfpar.spec import PlanError
+
+
+@dataclasses.dataclass(frozen=True)
+class StrategyProblem:
+    """What is trained, and where.
+
+    Attributes:
+        batch: samples of a step, of all copies together.
+        most_virtual: stages that an actor may have.
+    """
+
+    table: LayerCostTable
+    cluster: Cluster
+    batch: int
+    most_virtual: int = 8
+
+    def microbatches(self, strategy: Strategy3D) -> tuple[int, ...]:
+        """Those of each copy.
+
+        Raises:
+            PlanError: the strategy does not fit the model.
+        """
+        if sum(strategy.counts) != len(self.table):
+            raise PlanError(
+                f"The stages have {sum(strategy.counts)} layers, the model has {len(self.table)}."
+            )
+        if max(strategy.ranks) >= self.cluster.size:
+            raise PlanError(
+                f"The placement has rank {max(strategy.ranks)}, but cluster {self.cluster.name!r} "
+                f"has {self.cluster.size} devices."
+            )
+        return strategy.microbatches(self.batch)

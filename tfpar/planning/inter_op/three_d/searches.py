@@ -1,0 +1,74 @@
+"""The searches of pipelines by name: of each the strategies that it ranks first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from tfpar.planning.inter_op.three_d.anneal import anneal
+from tfpar.planning.inter_op.three_d.baselines import alpa, megatron, random_search
+from tfpar.planning.inter_op.three_d.cost_model import simulate_strategy
+from tfpar.planning.inter_op.three_d.evaluation import StrategySearchResult
+from tfpar.planning.inter_op.three_d.exhaustive import exhaustive
+from tfpar.planning.inter_op.three_d.problem import StrategyProblem
+from tfpar.planning.inter_op.three_d.strategy import Strategy3D
+from tfpar.planning.problem import Progress
+
+
+class Ranked(NamedTuple):
+    """A strategy, and the seconds that a step is simulated to take."""
+
+    strategy: Strategy3D
+    seconds: float
+
+
+def ranked_strategies(
+    model: StrategyProblem,
+    search: str,
+    *,
+    seed: int = 0,
+    seconds: float = math.inf,
+    progress: Progress | None = None,
+) -> list[Ranked]:
+    """What a search comes upon and simulates, the fastest first.
+
+    Args:
+        search: "anneal", "exhaustive", "random", "alpa" or "megatron".
+        seed: of what draws strategies at random.
+        seconds: after which a search that can ends with what it has.
+        progress: is told of each point that is priced.
+
+    Raises:
+        PlanError: there is no strategy; a MemoryLimitError if none fits.
+    """
+    if search == "alpa":
+        return _simulated(model, [alpa(model, equal=True).strategy()])
+    if search == "megatron":
+        return _simulated(model, megatron(model))
+    found: StrategySearchResult
+    if search == "random":
+        found = random_search(model, seed=seed, seconds=seconds, progress=progress)
+    elif search == "exhaustive":
+        found = exhaustive(model, seconds=seconds, starts=megatron(model), progress=progress)
+    else:
+        starts = megatron(model)
+        found = anneal(model, seed=seed, seconds=seconds, starts=starts, progress=progress)
+    return [Ranked(priced.strategy, priced.simulated_s) for priced in found.finalists]
+
+
+def _simulated(model: StrategyProblem, strategies: Iterable[Strategy3D]) -> list[Ranked]:
+    found = [Ranked(one, simulate_strategy(model, one).seconds) for one in strategies]
+    return sorted(found, key=lambda ranked: ranked.seconds)
+
+
+def best_of_kinds(ranked: Iterable[Ranked]) -> Iterator[Ranked]:
+    """The best of those that differ in more than microbatches and in what is done to store less: in
+    degrees, stages of an actor, or placement."""
+    seen = set()
+    for one in ranked:
+        strategy = one.strategy
+        degrees = strategy.data, strategy.tensor, strategy.stages, strategy.virtual
+        if (degrees, strategy.ranks) not in seen:
+            seen.add((degrees, strategy.ranks))
+            yield one

@@ -1,0 +1,194 @@
+"""`Strategy3D`: degrees, placement, microbatches and layers of each stage (auto3d, §4.1)."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from typing import NamedTuple
+
+from tfpar.planning.inter_op.three_d.cost_table import Layout
+from tfpar.spec import PlanError
+from tfpar.spec.arguments import integer
+
+
+class MemoryOptions(NamedTuple):
+    """What is done to store less.
+
+    Attributes:
+        recompute: a stage keeps only what its layers read, and computes the rest of a layer again
+            in the backward pass (Chen et al. 2016).
+        shard_slots: copies share the slots of the optimizer out among them, and gather the weights
+            that each has updated (ZeRO-1: Rajbhandari et al. 2020, §5.1).
+    """
+
+    recompute: bool = False
+    shard_slots: bool = False
+
+    def __str__(self) -> str:
+        return "".join(
+            text
+            for text, used in [
+                (", recomputed", self.recompute),
+                (", slots sharded", self.shard_slots),
+            ]
+            if used
+        )
+
+
+class OverlapOptions(NamedTuple):
+    """What ranks send while they compute.
+
+    Attributes:
+        gradients: copies sum the gradients of each layer as soon as the backward pass of the last
+            microbatch has them (Li et al. 2020, §3.2); else those of a stage once it has them all.
+        transfers: what goes from stage to stage; else a rank sends first, and then goes on.
+    """
+
+    gradients: bool = False
+    transfers: bool = True
+
+    def __str__(self) -> str:
+        return "".join(
+            text
+            for text, shown in [
+                (", gradients overlapped", self.gradients),
+                (", transfers not overlapped", not self.transfers),
+            ]
+            if shown
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Strategy3D:
+    """How a model is trained on a cluster.
+
+    Attributes:
+        data: how many copies of the pipeline share the batch.
+        tensor: over how many ranks each layer is split.
+        microbatch: samples of a microbatch, of each copy.
+        counts: layers of each stage, virtual ones counted.
+        ranks: of the cluster, for (actor, copy, part of a layer), the last of them the fastest; by
+            default the cluster's first in their order.
+        virtual: stages of each actor, which lie as many apart as there are actors.
+        shares: microbatches of each copy; by default as many for each.
+        memory: what is done to store less.
+        experts: copies that share the experts of each layer out among them. Those copies follow
+            each other; as many groups of them as there are have the same experts.
+        overlap: what is sent while ranks compute.
+
+    Raises:
+        PlanError: another number of ranks than the degrees need, one of them twice, a stage without
+            layers, stages that actors do not share evenly, copies that do not come out even in
+            groups that share experts, or shares that are not one for each copy, and the same for
+            copies that share experts.
+    """
+
+    data: int
+    tensor: int
+    microbatch: int
+    counts: tuple[int, ...]
+    ranks: tuple[int, ...] = ()
+    virtual: int = 1
+    shares: tuple[int, ...] = ()
+    memory: MemoryOptions = MemoryOptions()
+    experts: int = 1
+    overlap: OverlapOptions = OverlapOptions()
+
+    def __post_init__(self) -> None:
+        for name in ("data", "tensor", "microbatch", "virtual", "experts"):
+            integer(name, getattr(self, name), 1)
+        if not self.counts or min(self.counts) < 1:
+            raise PlanError(f"Stages have {self.counts} layers: each has one at least.")
+        if self.stages % self.virtual:
+            raise PlanError(
+                f"{self.stages} stages are not {self.virtual} for each of some sets of ranks."
+            )
+        if not self.ranks:
+            object.__setattr__(self, "ranks", tuple(range(self.size)))
+        if len(self.ranks) != self.size or len(set(self.ranks)) != self.size:
+            raise PlanError(
+                f"{self.actors} stages x {self.data} data x {self.tensor} tensor need {self.size} "
+                f"different ranks; the placement has {len(set(self.ranks))}."
+            )
+        if self.shares and (len(self.shares) != self.data or min(self.shares) < 1):
+            raise PlanError(
+                f"{self.data} copies cannot run {self.shares} microbatches: give one number above "
+                f"0 for each."
+            )
+        if self.data % self.experts:
+            raise PlanError(f"{self.data} copies are no groups of {self.experts} for the experts.")
+        groups = itertools.groupby(range(len(self.shares)), lambda copy: copy // self.experts)
+        if any(len({self.shares[copy] for copy in group}) > 1 for _, group in groups):
+            raise PlanError(
+                f"Copies that share experts run as many microbatches each; of {self.shares} "
+                f"groups of {self.experts} do not."
+            )
+
+    def __str__(self) -> str:
+        layers = "+".join(map(str, self.counts))
+        virtual = f" of {self.virtual} parts" if self.virtual > 1 else ""
+        shares = f", {'+'.join(map(str, self.shares))} of them" if self.shares else ""
+        experts = f", experts over {self.experts}" if self.experts > 1 else ""
+        return (
+            f"{self.actors} stages{virtual} x {self.data} data x {self.tensor} tensor{experts}, "
+            f"microbatches of {self.microbatch}{shares}, layers {layers}{self.memory}{self.overlap}"
+        )
+
+    @property
+    def layout(self) -> Layout:
+        """How the ranks of a stage share out its layers."""
+        return Layout(self.data, self.tensor, self.microbatch, self.experts, *self.memory)
+
+    @property
+    def stages(self) -> int:
+        """Number of stages, virtual ones counted."""
+        return len(self.counts)
+
+    @property
+    def actors(self) -> int:
+        """Number of sets of ranks that run stages."""
+        return len(self.counts) // self.virtual
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.actors * self.data * self.tensor
+
+    @functools.cached_property
+    def runs(self) -> tuple[range, ...]:
+        """The layers of each stage."""
+        ends = itertools.accumulate(self.counts)
+        return tuple(range(end - n, end) for n, end in zip(self.counts, ends, strict=True))
+
+    def stages_of(self, actor: int) -> range:
+        """The stages of an actor."""
+        return range(actor, self.stages, self.actors)
+
+    def stage(self, number: int) -> tuple[int, ...]:
+        """The ranks of a stage, copy by copy."""
+        size = self.data * self.tensor
+        first = number % self.actors * size
+        return self.ranks[first : first + size]
+
+    def microbatches(self, batch: int) -> tuple[int, ...]:
+        """In how many microbatches each copy runs its part of a batch of `batch` samples.
+
+        Raises:
+            PlanError: they do not come out even, or the shares are those of another batch.
+        """
+        integer("batch", batch, 1)
+        if self.shares:
+            if sum(self.shares) * self.microbatch != batch:
+                raise PlanError(
+                    f"A batch of {batch} is not {sum(self.shares)} microbatches of "
+                    f"{self.microbatch}, which the copies run."
+                )
+            return self.shares
+        found, rest = divmod(batch, self.data * self.microbatch)
+        if rest:
+            raise PlanError(
+                f"A batch of {batch} does not divide into {self.data} copies x microbatches of "
+                f"{self.microbatch}."
+            )
+        return (found,) * self.data

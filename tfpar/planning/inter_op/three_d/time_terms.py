@@ -1,0 +1,194 @@
+"""What the parts of a strategy take, in seconds: passes, sums of gradients, transfers."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterable
+
+from tfpar.cluster.description import Cluster
+from tfpar.cluster.network import transfer_link
+from tfpar.cost.collectives import collective_seconds, transfer_seconds
+from tfpar.planning.inter_op.three_d.contention import contention_domains
+from tfpar.planning.inter_op.three_d.cost_table import Exchange, Passes
+from tfpar.planning.inter_op.three_d.problem import StrategyProblem
+from tfpar.planning.inter_op.three_d.strategy import Strategy3D
+from tfpar.spec import Mesh
+
+
+def passes_of_copies(
+    model: StrategyProblem, cluster: Cluster, strategy: Strategy3D, stage: int, layers: range
+) -> list[Passes]:
+    """Of each copy of a stage, what a microbatch takes in some layers: eq. 3, both passes apart.
+
+    A layer that is computed again takes its forward pass twice. Copies that wait for each other,
+    as those that share experts do, are as slow as the slowest of them.
+    """
+    counts = collections.Counter(model.table.layers[layer] for layer in layers)
+    costs = {name: model.table.cost(name, strategy.layout) for name in counts}
+    ranks, devices = strategy.stage(stage), cluster.devices
+
+    part = _beside(cluster, strategy, stage)
+    forward_s = backward_s = 0.0
+    for name, count in counts.items():
+        cost = costs[name]
+        forward_s += count * exchange_seconds(cost.forward, cost.sizes, part)
+        backward_s += count * exchange_seconds(cost.backward, cost.sizes, part)
+    copies = max(cost.together for cost in costs.values())
+    size = copies * strategy.tensor
+    known: dict[frozenset[str], Passes] = {}
+    found = []
+    for first in range(0, len(ranks), size):
+        names = frozenset(devices[rank].name for rank in ranks[first : first + size])
+        if names not in known:
+            forward, backward = forward_s, backward_s
+            for kind, count in counts.items():
+                slowest = _computed(model, strategy, kind, names, max)
+                forward += count * slowest.forward
+                backward += count * slowest.backward
+            if strategy.memory.recompute:
+                backward += forward
+            known[names] = Passes(forward, backward)
+        found += [known[names]] * copies
+    return found
+
+
+def _computed(
+    model: StrategyProblem,
+    strategy: Strategy3D,
+    kind: str,
+    names: Iterable[str],
+    of_devices: Callable[[Iterable[float]], float],
+) -> Passes:
+    """What a layer computes of a microbatch: the longest, or the shortest, of some devices."""
+    each = [model.table.passes(kind, name, strategy.layout) for name in names]
+    return Passes(
+        of_devices(passes.forward for passes in each),
+        of_devices(passes.backward for passes in each),
+    )
+
+
+def layer_seconds(model: StrategyProblem, strategy: Strategy3D, stage: int) -> list[float]:
+    """What each layer of the model takes of a microbatch, both passes, on the ranks of a stage."""
+    cluster = one_ring(model.cluster)
+    known: dict[str, float] = {}
+    for layer, name in enumerate(model.table.layers):
+        if name not in known:
+            run = range(layer, layer + 1)
+            known[name] = max(map(sum, passes_of_copies(model, cluster, strategy, stage, run)))
+    return [known[name] for name in model.table.layers]
+
+
+def sync_seconds(
+    model: StrategyProblem, cluster: Cluster, strategy: Strategy3D, stage: int
+) -> float:
+    """T_dpsync of a stage: its ranks sum its gradients, and what of that is not hidden is waited
+    for, as is what they exchange and compute behind it."""
+    costs = [model.table.cost_of(layer, strategy.layout) for layer in strategy.runs[stage]]
+    sizes, part = costs[0].sizes, _beside(cluster, strategy, stage)
+    if strategy.overlap.gradients and strategy.data > 1:
+        found = _exposed_seconds(model, cluster, strategy, stage)
+    else:
+        found = exchange_seconds(packed(e for c in costs for e in c.sums), sizes, part)
+    found += exchange_seconds(packed(e for c in costs for e in c.gathers), sizes, part)
+    names = {cluster.devices[rank].name for rank in strategy.stage(stage)}
+    return found + sum(
+        max(cost.update_s.get(name, 0.0) for name in names) for cost in costs if cost.update_s
+    )
+
+
+def _exposed_seconds(
+    model: StrategyProblem, cluster: Cluster, strategy: Strategy3D, stage: int
+) -> float:
+    """From the end of a stage's last backward pass until all its gradients are summed.
+
+    A layer's are summed once it has them and those after it are summed. Behind a second of what
+    layers compute, `Cluster.overlap` seconds of sums can hide; what layers exchange hides nothing.
+    """
+    table = model.table
+    names = {cluster.devices[rank].name for rank in strategy.stage(stage)}
+    part = _beside(cluster, strategy, stage)
+    known: dict[str, tuple[float, float]] = {}
+    computed = summed = 0.0
+    for layer in reversed(strategy.runs[stage]):
+        name = table.layers[layer]
+        if name not in known:
+            least = _computed(model, strategy, name, names, min)
+            backward = least.backward + (least.forward if strategy.memory.recompute else 0.0)
+            cost = table.cost(name, strategy.layout)
+            summing = exchange_seconds(packed(cost.sums), cost.sizes, part)
+            known[name] = cluster.overlap * backward, summing
+        hiding, summing = known[name]
+        computed += hiding
+        summed = max(summed, computed) + summing
+    return summed - computed
+
+
+def sent_seconds(model: StrategyProblem, strategy: Strategy3D) -> list[float]:
+    """From each stage to the next, of a microbatch of all copies at once."""
+    found = []
+    for s in range(strategy.stages - 1):
+        num_bytes = model.table.cost_of(strategy.runs[s][-1], strategy.layout).sent_bytes
+        pairs = zip(strategy.stage(s), strategy.stage(s + 1), strict=True)
+        found.append(transfer_seconds(pairs, num_bytes, model.cluster) if num_bytes else 0.0)
+    return found
+
+
+def transfer_rates(model: StrategyProblem, strategy: Strategy3D) -> list[float]:
+    """Bytes/s from each rank of a stage to the next stage, when all of them send; infinite without
+    links between them."""
+    found = []
+    for s in range(strategy.stages - 1):
+        pairs = tuple(zip(strategy.stage(s), strategy.stage(s + 1), strict=True))
+        found.append(transfer_link(model.cluster, tuple(sorted(pairs))).bandwidth)
+    return found
+
+
+def _beside(cluster: Cluster, strategy: Strategy3D, stage: int) -> Cluster:
+    """The ranks of a stage, and of those on the same machines."""
+    parts = contention_domains(cluster, strategy.ranks, strategy.actors)
+    return parts[stage % strategy.actors]
+
+
+def exchange_seconds(exchanges: Iterable[Exchange], sizes: tuple[int, ...], part: Cluster) -> float:
+    """Of all groups of a stage at once.
+
+    Args:
+        sizes: of the mesh of the stage's ranks.
+        part: these, and those of as large stages beside it.
+    """
+    found = 0.0
+    for kind, axes, num_bytes, times in exchanges:
+        if num_bytes and any(sizes[axis] > 1 for axis in axes):
+            mesh = _mesh((part.size // math.prod(sizes), *sizes))
+            behind = tuple(axis + 1 for axis in axes)
+            found += times * collective_seconds(kind, behind, num_bytes, mesh, part)
+    return found
+
+
+def packed(exchanges: Iterable[Exchange]) -> list[Exchange]:
+    """Those of the same kind and groups as one."""
+    total: dict[tuple[str, tuple[int, ...]], float] = {}
+    for kind, axes, num_bytes, times in exchanges:
+        total[kind, axes] = total.get((kind, axes), 0.0) + num_bytes * times
+    return [Exchange(*key, num_bytes) for key, num_bytes in total.items()]
+
+
+@functools.lru_cache(maxsize=1024)
+def _mesh(sizes: tuple[int, ...]) -> Mesh:
+    return Mesh.of(sizes)
+
+
+@functools.lru_cache(maxsize=64)
+def one_ring(cluster: Cluster) -> Cluster:
+    """The cluster with eq. 1's all-reduce and no other."""
+    return dataclasses.replace(cluster, algorithms=("heterogeneous-ring",))
+
+
+def widest_link(cluster: Cluster) -> float:
+    """Bytes/s that no link between two devices is above."""
+    levels = [*cluster.levels, *(level for node in cluster.nodes for level in node.levels)]
+    uplinks = [node.uplink for node in cluster.nodes if node.uplink is not None]
+    return max([*(level.bandwidth for level in levels), *uplinks], default=math.inf)

@@ -1,0 +1,1 @@
+"""Intra-operator parallelism: planners for the layout of the ranks of one stage."""

@@ -1,0 +1,203 @@
+"""Rhino's planner (§4): all ops of the graph are decided together, without names or layers.
+
+For every shape of the mesh, its axes are decided one after another (`mesh_search`): along each,
+every op has a few strategies (`growth`), what they cost and what moves between them is a cost
+network (`axis_space`), and chains of it are merged (`cones`). The rest is an integer linear program
+(`ilp`). Level 2 relaxes it, and where that is not integer goes through the segments between
+critical nodes by dynamic programming (`segments`); level 3 goes on from there, and solves the
+programs of meshes that may still be the fastest. Where the plan stores too much, the largest
+parameters have to be split, as few as will do (§4.4).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+
+from tfpar.cost.evaluate import evaluate
+from tfpar.ir.collection import collection_paused
+from tfpar.planning.deadline import Deadline
+from tfpar.planning.folding.folded_model import FoldedModel, folded_model
+from tfpar.planning.folding.folded_plan import FoldedPlan, unfold_plan
+from tfpar.planning.intra_op.rhino.mesh_search import (
+    MeshShapePlan,
+    MeshShapeSearch,
+    SearchStatistics,
+)
+from tfpar.planning.intra_op.rhino.solver_counters import SolverCounters
+from tfpar.planning.intra_op.rhino.spec_options import price_spec_options
+from tfpar.planning.intra_op.tie_breaking import (
+    baselines,
+    collective_penalty,
+    fastest,
+    pick_simplest,
+)
+from tfpar.planning.meshes import shapes
+from tfpar.planning.problem import Problem
+from tfpar.planning.solver import RELATIVE_GAP
+from tfpar.plans import Plan, PricedCandidate
+from tfpar.propagation.engine import propagate
+from tfpar.spec import PlanError, TimeLimitError
+from tfpar.spec.arguments import check_choice
+
+LEVELS = (2, 3)
+
+ALTERNATIVES_S = 5.0
+"""What it may take, in seconds, to price what else each weight could be, once the plan is found."""
+
+LOOK_S = 0.2
+"""How often, in seconds, whoever waits for a search looks whether Ctrl-C came."""
+
+
+@dataclasses.dataclass(eq=False)
+class RhinoPlanner:
+    """See the module.
+
+    Args:
+        level: 3 solves the programs of the whole graph; 2 leaves it at their relaxations, and at
+            segments where these are not integer, which is faster and may find slower plans.
+
+    Attributes:
+        report: of the last search; work: what it did.
+
+    Raises:
+        ArgumentError: another level.
+    """
+
+    level: int = 3
+    report: SearchStatistics = dataclasses.field(default_factory=SearchStatistics)
+    work: SolverCounters = dataclasses.field(default_factory=SolverCounters)
+
+    def __post_init__(self) -> None:
+        self.level = check_choice("level", self.level, LEVELS)
+
+    @property
+    def name(self) -> str:
+        return f"rhino level {self.level}"
+
+    def solve(self, problem: Problem) -> Plan:
+        """The best plan of all shapes of the mesh.
+
+        Raises:
+            PlanError: nothing satisfies the constraints. If nothing was found in time, a
+                TimeLimitError.
+        """
+        deadline = problem.budget.start()
+        with collection_paused():
+            return self.search(problem, folded_model(problem, 2), deadline)
+
+    def search(self, problem: Problem, model: FoldedModel, deadline: Deadline) -> Plan:
+        """As `solve`, where the model is folded already."""
+        offer = None
+        if problem.offer is not None:
+            problem.offer(functools.partial(self._first, problem, model), None)
+            offer = functools.partial(self._offer, problem, model)
+        meshes = shapes(problem.meshes)
+        searches = [MeshShapeSearch(problem, model, *mesh, 2, offer=offer) for mesh in meshes]
+        results = _side_by_side(searches, deadline)
+        if self.level == 3:
+            results = _solved(searches, results, problem, deadline)
+        found = [result for result in results if result is not None]
+        if not found and deadline.cut_short:
+            raise TimeLimitError(
+                "No plan was found in time. Give the search more search_seconds, or use "
+                "planner='tap'."
+            )
+        if not found:
+            raise PlanError("No plan satisfies the constraints: they leave some op no way to run.")
+        best = fastest(found, problem)
+        self.report = best.report
+        candidates: list[FoldedPlan] = [*found, *_plainer(problem, model, best)]
+        more_s = collective_penalty(best, problem)
+        if more_s and not deadline.over():
+            search = next(s for s, found in zip(searches, results, strict=True) if found is best)
+            (simpler,) = _side_by_side([search.counting(more_s)], deadline)
+            if simpler is not None:
+                candidates.append(simpler)
+        self.work = sum((search.work for search in searches), SolverCounters())
+        taken = pick_simplest(candidates, problem)
+        until = Deadline(min(ALTERNATIVES_S, deadline.left))
+        return unfold_plan(
+            problem,
+            model,
+            taken,
+            self.name,
+            alternatives=price_spec_options(
+                problem, model, taken.mesh, taken.anchors, taken.cost, until
+            ),
+            elsewhere=[
+                PricedCandidate(str(f.mesh), f.cost.seconds, f.cost.memory_bytes)
+                for f in found
+                if f.mesh.shape != taken.mesh.shape
+            ],
+            preferred_to=fastest(candidates, problem),
+            cut_short=deadline.cut_short,
+        )
+
+    def _offer(self, problem: Problem, model: FoldedModel, found: FoldedPlan) -> None:
+        assert problem.offer is not None
+        make = functools.partial(unfold_plan, problem, model, found, self.name)
+        problem.offer(make, found.cost)
+
+    def _first(self, problem: Problem, model: FoldedModel) -> Plan | None:
+        """What there is before anything is found: data parallelism, or near it."""
+        mesh = shapes(problem.meshes)[0]
+        found = MeshShapeSearch(problem, model, *mesh, self.level).run(Deadline(0.0))
+        return None if found is None else unfold_plan(problem, model, found, self.name)
+
+
+def _plainer(problem: Problem, model: FoldedModel, best: FoldedPlan) -> Iterator[FoldedPlan]:
+    """Plans that take no search: without splits, and with the weights of `best`, the ops as they
+    come."""
+    yield from baselines(problem, model)
+    if best.anchors.ops:
+        anchors = dataclasses.replace(best.anchors, ops={})
+        laid = propagate(model.prepared, best.mesh, anchors)
+        cost = evaluate(laid, problem.cluster, model.roles, problem.state_ratio)
+        yield dataclasses.replace(best, anchors=anchors, cost=cost)
+
+
+def _solved(
+    searches: Sequence[MeshShapeSearch],
+    results: Sequence[MeshShapePlan | None],
+    problem: Problem,
+    deadline: Deadline,
+) -> list[MeshShapePlan | None]:
+    """What searches of level 2 have found, with that of level 3 where it may be the fastest: where
+    the gap is larger than what the mesh is behind by. What looks fastest comes first."""
+    solved = list(results)
+    found = {at: result for at, result in enumerate(results) if result is not None}
+    for at in sorted(found, key=lambda at: found[at].cost.seconds):
+        best, result = fastest([r for r in solved if r is not None], problem), found[at]
+        least = result.cost.seconds * (1.0 - result.report.gap)
+        may_be = problem.excess_in_parts(best.cost) or least < best.cost.seconds
+        if result.report.gap > RELATIVE_GAP and may_be and not deadline.over():
+            (better,) = _side_by_side([searches[at].on_level(3)], deadline)
+            solved[at] = fastest([result, *([] if better is None else [better])], problem)
+    return solved
+
+
+def _side_by_side(
+    searches: Sequence[MeshShapeSearch], deadline: Deadline
+) -> list[MeshShapePlan | None]:
+    """What the searches find, in threads: the solver works beside Python; all else takes turns.
+
+    If one fails, or Ctrl-C comes, nobody waits for the others: they see soon that they are given
+    up.
+    """
+    pool = ThreadPoolExecutor(min(len(searches), os.cpu_count() or 1))
+    try:
+        running = [pool.submit(search.run, deadline) for search in searches]
+        # A thread that waits without an end may not notice Ctrl-C.
+        while wait(running, LOOK_S, FIRST_EXCEPTION).not_done:
+            if any(future.done() and future.exception() for future in running):
+                break
+        return [future.result() for future in running if future.done()]
+    except BaseException:
+        deadline.stop()
+        raise
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)

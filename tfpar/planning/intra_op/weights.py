@@ -1,0 +1,85 @@
+"""The weights that a search decides, and the ways in which each may lie."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+from tfpar.cost.patterns import splits
+from tfpar.ir.graph import Variable
+from tfpar.planning.folding.folded_model import FoldedModel
+from tfpar.planning.meshes import LogicalMesh
+from tfpar.planning.problem import Problem
+from tfpar.spec import Placement, Shard, Spec, replicated_spec
+
+
+@dataclasses.dataclass(eq=False)
+class WeightGroup:
+    """Weights that are laid alike: those at one place of a block's instances.
+
+    Attributes:
+        options: the first one is whole.
+    """
+
+    variables: Sequence[Variable]
+    options: Sequence[Spec]
+    chosen: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.variables[0].name
+
+
+def weight_groups(problem: Problem, model: FoldedModel, logical: LogicalMesh) -> list[WeightGroup]:
+    """The weights to decide on `logical`, in the order of the graph: those with several dims that
+    some op can use split and that are not given."""
+    known = {v.name: (i, v) for i, v in enumerate(model.prepared.graph.variables)}
+    groups = []
+    for members in model.folded.groups:
+        variables = [
+            known[v.name][1] for v in members if v.name not in problem.fixed and v.trainable
+        ]
+        if not variables or len(variables[0].shape) < 2 or not logical.model_axes:
+            continue
+        options = weight_options(variables[0], model, logical)
+        if len(options) > 1:
+            groups.append(WeightGroup(variables, options))
+    return sorted(groups, key=lambda group: known[group.name][0])
+
+
+def weight_options(variable: Variable, model: FoldedModel, logical: LogicalMesh) -> list[Spec]:
+    """Whole; split along one model axis, unless each of several has to be used; and row- and
+    column-first: one dim along one axis and another along the next (ATP §3.2)."""
+    whole = replicated_spec(logical.mesh.num_axes)
+    found = splits(variable, model.prepared, logical.mesh, logical.model_axes)
+    options = [whole]
+    if len(logical.used_axes) < 2:
+        options += [(*whole[:axis], shard, *whole[axis + 1 :]) for axis, shard in found]
+    for (one, outer), (other, inner) in itertools.product(found, found):
+        if one < other and outer.dim != inner.dim:
+            spec: list[Placement] = list(whole)
+            spec[one], spec[other] = outer, inner
+            options.append(tuple(spec))
+    return options
+
+
+def resembling(spec: Spec | None, group: WeightGroup) -> int | None:
+    """The option of `group` that lies as `spec` does on another mesh, if there is one.
+
+    What is split along one axis there may be split along two here: along the first of them as
+    there, along the second in the largest other dim, so that Megatron's column and row splits
+    become column- and row-first ones.
+    """
+    if spec is None:
+        return None
+    if spec in group.options:
+        return group.options.index(spec)
+    dims = [p.dim for p in spec if isinstance(p, Shard)]
+    shape = group.variables[0].shape
+    found = []
+    for at, option in enumerate(group.options):
+        laid = [p.dim for p in option if isinstance(p, Shard)]
+        if laid[:1] == dims[:1]:
+            found.append((-sum(shape[dim] for dim in laid[1:]), at))
+    return min(found)[1] if found else None

@@ -1,0 +1,45 @@
+"""The problem of a step as a plan runs it: blocks computed again, optimizer slots by themselves,
+and what lies in host memory."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tfpar.ir.passes.separate_slots import separate_slots
+from tfpar.planning.memory.offload import offloaded_problem
+from tfpar.planning.memory.recompute import recomputed_problem
+from tfpar.planning.problem import Problem
+from tfpar.plans import OffloadPlan, Plan
+
+
+def apply_plan_transforms(problem: Problem, plan: Plan) -> Problem:
+    """The problem of the step as `plan` runs it. It keeps its fingerprint: that of the step."""
+    problem = apply_memory_transforms(problem, plan.recompute, plan.offloaded)
+    weights = frozenset(name for name, v in plan.variables.items() if v.slots is not None)
+    if not weights or problem.state_ratio is None:  # then the graph has the slots themselves
+        return problem
+    apart = problem.memo.of(ProblemsWithSlotsApart)
+    if weights not in apart:
+        apart[weights] = _apart(problem, weights)
+    return apart[weights].with_settings_of(problem)
+
+
+def apply_memory_transforms(
+    problem: Problem, recompute: tuple[str, ...], offloaded: OffloadPlan
+) -> Problem:
+    """The problem of the step that computes blocks again, and has things in host memory."""
+    return offloaded_problem(recomputed_problem(problem, recompute), offloaded)
+
+
+class ProblemsWithSlotsApart(dict[frozenset[str], Problem]):
+    """Problems whose graphs have the slots of weights by themselves, by these weights."""
+
+
+def _apart(problem: Problem, weights: frozenset[str]) -> Problem:
+    graph, copies = separate_slots(problem.graph, problem.zero_cost_ops, weights)
+    return dataclasses.replace(
+        problem,
+        graph=graph,
+        batched=frozenset(copies[t.op].outputs[t.index] for t in problem.batched),
+        zero_cost_ops=frozenset(copies[op] for op in problem.zero_cost_ops),
+    )

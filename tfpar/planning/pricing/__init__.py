@@ -1,0 +1,1 @@
+"""The price of a plan: its whole step, in sub-batches, stages and shares."""

@@ -1,0 +1,303 @@
+"""The price of a plan: how its whole step, its pieces, its stages and its shares come together.
+
+    price_plan(plan, problem, cluster, batch_size)      the plan, with what it costs as it runs
+
+A step is laid once (`StepPricer`), and priced in any number of pieces, in any schedule of its
+stages, on any machines of as many ranks. Searches price what changes of a plan; what they find
+costs what it does here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Hashable, Sequence
+from typing import Protocol
+
+from tfpar.cluster.description import Cluster
+from tfpar.cost.cost import Cost
+from tfpar.cost.evaluate import evaluate
+from tfpar.cost.microbatches import microbatched_cost
+from tfpar.cost.overlap import chunked_cost
+from tfpar.cost.pipeline_cost import PipelineCost
+from tfpar.ir.collection import collection_paused
+from tfpar.ir.roles import Roles
+from tfpar.pipeline.statistics import BatchStatistics
+from tfpar.planning.inter_op.stages.pipeline_pricing import PipelinePricer
+from tfpar.planning.memory.plan_transforms import apply_plan_transforms
+from tfpar.planning.pricing.plan_propagation import priced_roles, propagate_transformed
+from tfpar.planning.pricing.sub_batches import SubBatchStep
+from tfpar.planning.problem import Problem
+from tfpar.plans import Plan
+from tfpar.propagation.partitioned_graph import PartitionedGraph
+from tfpar.propagation.uneven_batch import UnevenSplitError, with_own_share
+from tfpar.spec import Mesh, UnevenMesh
+
+
+class StepPricer(Protocol):
+    """A step laid by a plan, which is priced again and again."""
+
+    def price(self, plan: Plan, ranks: Sequence[int] = (), mesh: UnevenMesh | None = None) -> Plan:
+        """`plan`, which lays the step so, with what it costs in its pieces or its schedule.
+
+        Args:
+            ranks: of its mesh, at whose pace all run; by default each set of ranks at its own.
+            mesh: as they see it, if they have unequal shares of the batch.
+
+        Raises:
+            CannotShare: the step does not split in these shares.
+            ScheduleError: tasks of its stages wait for each other.
+        """
+        ...
+
+    def on(self, cluster: Cluster) -> StepPricer:
+        """The same step on other machines of as many ranks."""
+        ...
+
+
+def price_plan(
+    plan: Plan, problem: Problem, cluster: Cluster, batch_size: int | None = None
+) -> Plan | None:
+    """`plan` with what it costs as it runs; None if it is in stages and the step does not train.
+
+    Args:
+        problem: that it is for, of the ranks of one stage.
+        cluster: of all ranks.
+        batch_size: of the step, for shares of the batch that are unequal; None: they are equal.
+
+    Raises:
+        PlanError: the plan gives an op no stage, or a variable two.
+        ScheduleError: tasks of its stages wait for each other.
+        TfparError: the cluster has fewer ranks.
+    """
+    step = make_step_pricer(plan, problem, cluster)
+    if step is None:
+        return None
+    with collection_paused():
+        return price_own_shares(step, step.price(plan), cluster, batch_size)
+
+
+def price_whole(plan: Plan, problem: Problem) -> tuple[Cost, PartitionedGraph]:
+    """The cost of a plan that computes its batch in one piece, without stages, and the partitioned
+    graph."""
+    step = SingleStagePricer.of(plan, problem, problem.cluster)
+    return step.price_whole(), step.laid
+
+
+def make_step_pricer(plan: Plan, problem: Problem, cluster: Cluster) -> StepPricer | None:
+    """The step of a problem as `plan` lays it; arguments and errors as of `price_plan`."""
+    if plan.stages is None:
+        return SingleStagePricer.of(plan, problem, cluster)
+    cut = PipelinePricer.of(plan, problem)
+    return None if cut is None else PipelineStepPricer(cut, cluster)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SingleStagePricer:
+    """A step whose ranks all run all of it.
+
+    Attributes:
+        laid: what a plan makes of it.
+        roles: of its graph.
+        cluster: the machines.
+        state_ratio: see `evaluate`.
+        pieces: what cuts it in chunks or microbatches; None if it does not train.
+    """
+
+    laid: PartitionedGraph
+    roles: Roles
+    cluster: Cluster
+    state_ratio: float | None
+    pieces: SubBatchStep | None = None
+    _cuts: dict[int, tuple[PartitionedGraph, BatchStatistics]] = dataclasses.field(
+        default_factory=dict
+    )
+
+    @classmethod
+    def of(cls, plan: Plan, problem: Problem, cluster: Cluster) -> SingleStagePricer:
+        """The step of a problem as `plan` lays it."""
+        with collection_paused():
+            again = apply_plan_transforms(problem, plan)
+            laid = propagate_transformed(plan, again)
+            roles = priced_roles(laid, again)
+            pieces = SubBatchStep.of(plan, again, laid, roles)
+            return cls(laid, roles, cluster, again.state_ratio, pieces)
+
+    def on(self, cluster: Cluster) -> SingleStagePricer:
+        return dataclasses.replace(self, cluster=cluster)
+
+    def price(self, plan: Plan, ranks: Sequence[int] = (), mesh: UnevenMesh | None = None) -> Plan:
+        machines = self.cluster.at_pace_of(ranks) if ranks else self.cluster
+        laid = self.laid if mesh is None else with_own_share(self.laid, mesh)
+        cost = evaluate(laid, machines, self.roles, self.state_ratio)
+        if plan.microbatches > 1 and self.pieces is not None:
+            cut, own = self._cut(plan.microbatches, mesh)
+            cost = microbatched_cost(cost, cut, laid.mesh, machines, self.roles, own)
+        elif plan.chunks > 1 and self.pieces is not None:
+            cut, _ = self._cut(plan.chunks, mesh)
+            cost = chunked_cost(cost, cut, laid.mesh, machines, self.roles)
+        return dataclasses.replace(plan, cost=cost)
+
+    def price_whole(self) -> Cost:
+        """The cost of the batch in one piece."""
+        return evaluate(self.laid, self.cluster, self.roles, self.state_ratio)
+
+    def _cut(self, count: int, mesh: UnevenMesh | None) -> tuple[PartitionedGraph, BatchStatistics]:
+        """The step in so many pieces, and the statistics that each has of its own."""
+        if count not in self._cuts:
+            assert self.pieces is not None, "a step that trains"
+            cut = self.pieces.cut(count)
+            self._cuts[count] = cut, self.pieces.statistics(cut)
+        cut, own = self._cuts[count]
+        return (cut if mesh is None else with_own_share(cut, mesh)), own
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PipelineStepPricer:
+    """A step in stages.
+
+    Attributes:
+        cut: in those of a plan.
+        cluster: the machines of all ranks.
+    """
+
+    cut: PipelinePricer
+    cluster: Cluster
+
+    def on(self, cluster: Cluster) -> PipelineStepPricer:
+        return dataclasses.replace(self, cluster=cluster)
+
+    def price(self, plan: Plan, ranks: Sequence[int] = (), mesh: UnevenMesh | None = None) -> Plan:
+        before, priced = plan.stages, self.cut.priced(plan, self.cluster, ranks, mesh)
+        stages = priced.stages
+        if before is None or before.cost is None or stages is None or stages.cost is None:
+            return priced
+        # What the schedule was picked from is still told.
+        cost = dataclasses.replace(stages.cost, schedules=before.cost.schedules)
+        return dataclasses.replace(priced, stages=dataclasses.replace(stages, cost=cost))
+
+
+def price_along(
+    step: StepPricer, plan: Plan, cluster: Cluster, axis: int, mesh: UnevenMesh | None = None
+) -> list[Plan]:
+    """`plan` with what a step costs at each coordinate of `axis`; see `StepPricer.price`.
+
+    Args:
+        mesh: with the shares of the coordinates, if they are unequal.
+    """
+    parts, known, found = actor_clusters(plan, cluster), {}, []
+    for at, ranks in enumerate(ranks_along(plan.mesh, axis)):
+        own = None if mesh is None else mesh.seen_from(ranks[0])
+        share = None if mesh is None else mesh.shares[at]
+        key: Hashable = share, tuple(part.at_pace_of(ranks) for part in parts)
+        if key not in known:
+            known[key] = step.price(plan, ranks, own)
+        found.append(known[key])
+    return found
+
+
+def price_own_shares(
+    step: StepPricer, plan: Plan, cluster: Cluster, batch_size: int | None
+) -> Plan:
+    """`plan`, which was priced in equal shares, with what it costs in those that it has.
+
+    Args: as of `planning.pricing.batch_shares.optimize_shares`.
+    """
+    for mesh in plan.uneven_meshes(batch_size):
+        with contextlib.suppress(UnevenSplitError):
+            return combine_slowest(price_along(step, plan, cluster, mesh.uneven_axis, mesh))
+    return plan
+
+
+def slowest_ranks(
+    step: StepPricer, plan: Plan, cluster: Cluster, batch_size: int | None
+) -> tuple[Sequence[int], UnevenMesh | None]:
+    """The ranks of a plan's mesh that take longest with its shares, and the mesh as they see it; of
+    equal shares, all.
+
+    Args: as of `planning.pricing.batch_shares.optimize_shares`.
+    """
+    for mesh in plan.uneven_meshes(batch_size):
+        with contextlib.suppress(UnevenSplitError):
+            along = price_along(step, plan, cluster, mesh.uneven_axis, mesh)
+            at = max(range(len(along)), key=lambda i: seconds_of(along[i]))
+            ranks = ranks_along(mesh, mesh.uneven_axis)[at]
+            return ranks, mesh.seen_from(ranks[0])
+    return (), None
+
+
+def ranks_along(mesh: Mesh, axis: int) -> list[list[int]]:
+    """The ranks of each coordinate of `axis`."""
+    found: list[list[int]] = [[] for _ in range(mesh.shape[axis])]
+    for rank in range(mesh.size):
+        found[mesh.coordinates(rank)[axis]].append(rank)
+    return found
+
+
+def actor_clusters(plan: Plan, cluster: Cluster) -> list[Cluster]:
+    """The machines of each set of ranks."""
+    if plan.stages is None:
+        return [cluster]
+    return [cluster.part(group) for group in plan.stages.groups(plan.mesh.size)]
+
+
+SIZES = (
+    "weight_bytes",
+    "state_bytes",
+    "gradient_bytes",
+    "activation_bytes",
+    "copied_bytes",
+    "gathered_bytes",
+    "live_bytes",
+    "host_slot_bytes",
+    "host_activation_bytes",
+)
+"""The fields of a `Cost` that say what a rank stores."""
+
+
+def combine_slowest(along: Sequence[Plan]) -> Plan:
+    """A plan whose ranks take these: the times of the slowest, the most memory."""
+    found = max(along, key=seconds_of)
+    fullest = cost_of(max(along, key=_filled))
+    cost = dataclasses.replace(cost_of(found), **{n: getattr(fullest, n) for n in SIZES})
+    stages = found.stages
+    if stages is not None:
+        stages = dataclasses.replace(stages, cost=_slowest_stages(list(map(_staged, along))))
+    return dataclasses.replace(found, cost=cost, stages=stages)
+
+
+def _slowest_stages(along: Sequence[PipelineCost]) -> PipelineCost:
+    """The same stage by stage; the most memory is what leaves least of what a rank may hold."""
+    slow = max(along, key=lambda cost: cost.seconds)
+    sizes = (
+        *("in_flight", "fixed_bytes", "kept_bytes", "peak_bytes", "peak_task", "limit_bytes"),
+        *("host_bytes", "host_limit_bytes"),
+    )
+    stages = []
+    for stage, own in enumerate(slow.stages):
+        each = [cost.stages[stage] for cost in along]
+        fullest = max(each, key=lambda share: (share.excess_bytes, share.peak_bytes))
+        stages.append(dataclasses.replace(own, **{n: getattr(fullest, n) for n in sizes}))
+    return dataclasses.replace(slow, stages=tuple(stages))
+
+
+def _filled(plan: Plan) -> float:
+    """The bytes that a rank stores; in stages, beyond what it may."""
+    if plan.stages is None:
+        return cost_of(plan).memory_bytes
+    staged = _staged(plan)
+    return staged.stages[staged.fullest].excess_bytes
+
+
+def _staged(plan: Plan) -> PipelineCost:
+    assert plan.stages is not None and plan.stages.cost is not None, "a plan that was priced"
+    return plan.stages.cost
+
+
+def cost_of(plan: Plan) -> Cost:
+    assert plan.cost is not None, "a plan that was priced"
+    return plan.cost
+
+
+def seconds_of(plan: Plan) -> float:
+    return cost_of(plan).seconds

@@ -1,0 +1,51 @@
+"""A planned step with the batch of a rank in parts, chunks or microbatches: what is priced."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tfpar.ir.roles import BACKWARD, Roles
+from tfpar.pipeline.statistics import EXACT, BatchStatistics
+from tfpar.planning.problem import Problem, step_anchors
+from tfpar.plans import Plan
+from tfpar.propagation.partitioned_graph import Anchors, PartitionedGraph
+from tfpar.rewrite.batch_statistics import statistics_of
+from tfpar.rewrite.chunks import split_batch
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SubBatchStep:
+    """A training step under a plan.
+
+    Attributes:
+        whole: the step in one piece, from `anchors`.
+        roles: of its ops.
+    """
+
+    problem: Problem
+    anchors: Anchors
+    whole: PartitionedGraph
+    roles: Roles
+
+    @classmethod
+    def of(
+        cls, plan: Plan, problem: Problem, whole: PartitionedGraph, roles: Roles
+    ) -> SubBatchStep | None:
+        """The problem's step under `plan`; None if it does not train."""
+        if BACKWARD not in roles.phase.values():
+            return None
+        return cls(problem, step_anchors(plan, problem), whole, roles)
+
+    def cut(self, parts: int) -> PartitionedGraph:
+        """The step on the mesh with an axis of so many parts behind its own."""
+        return split_batch(self.whole, self.anchors, self.problem.batched, parts)
+
+    def statistics(self, cut: PartitionedGraph) -> BatchStatistics:
+        """Of the batch, those that each microbatch has of its own.
+
+        Args:
+            cut: the step in microbatches.
+        """
+        if self.problem.batch_statistics == "exact" or cut.mesh.shape[-1] == 1:
+            return EXACT
+        return statistics_of(cut, self.roles)

@@ -1,1 +1,0 @@
-"""Search: planners that find the plan (TAP §IV)."""

@@ -1,1 +1,0 @@
-"""The model that planners search: GraphNodes, blocks that repeat, and three of each kept."""

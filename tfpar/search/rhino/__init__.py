@@ -1,5 +1,0 @@
-"""Rhino's planner (Rhino §4): the whole graph by integer linear programs and dynamic programs."""
-
-from tfpar.search.rhino.planner import RhinoPlanner
-
-__all__ = ["RhinoPlanner"]
