@@ -110,7 +110,7 @@ endif
 	touch $@
 
 # Built once for each TensorFlow, a few minutes, and kept in the user's cache.
-$(HOROVOD): $(STAMP) tfpar/install/horovod.py tfpar/install/patches.py
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m tfpar.install.horovod
+$(HOROVOD): $(STAMP) tfpar/jobs/install/horovod.py tfpar/jobs/install/patches.py
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m tfpar.jobs.install.horovod
 	rm -f $(VENV)/.horovod-*
 	touch $@

@@ -22,7 +22,6 @@ from benchmarks import models
 from benchmarks.captured import captured_step, constrained
 from benchmarks.plots import save_plot
 from benchmarks.results import save
-from tfpar.capture.step import CapturedStep
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.lookup import fit_to_mesh, read_preset
 from tfpar.cluster.matrix import device_meshes, tensor_parallel_seconds
@@ -30,6 +29,7 @@ from tfpar.constraints.constraint_types import Constraint
 from tfpar.cost.cost import Cost
 from tfpar.planning.problem import Problem
 from tfpar.plans import Plan
+from tfpar.tf.capture.step import CapturedStep
 
 BATCH, LENGTH, LAYERS, VOCABULARY = 4, 2048, 2, 512
 HIDDEN = {"M1": 2048, "M2": 4096, "M3": 8192, "M4": 12288}

@@ -25,10 +25,10 @@ from typing import Any
 import tfpar as tap
 from benchmarks import atp, summa
 from benchmarks.results import save
-from tfpar.capture.step import CapturedStep
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.lookup import fit_to_mesh, read_preset
 from tfpar.cluster.matrix import device_meshes
+from tfpar.compile.local.chunks import CHUNKS
 from tfpar.cost.cost import Cost
 from tfpar.cost.op_compute import sides
 from tfpar.cost.pricer import Pricer
@@ -39,7 +39,7 @@ from tfpar.planning.pricing.plan_propagation import priced_roles, propagate_tran
 from tfpar.planning.pricing.price import SingleStagePricer, cost_of
 from tfpar.planning.problem import Problem
 from tfpar.plans import Plan
-from tfpar.rewrite.chunks import CHUNKS
+from tfpar.tf.capture.step import CapturedStep
 
 TOKENS, ITEM_BYTES, DTYPE = atp.BATCH * atp.LENGTH, 2, "bfloat16"
 SETTINGS = (("atp-ic1", 8), ("atp-ic2", 8), ("atp-ic3", 8), ("atp-ic4", 8), ("atp-ic4", 16))

@@ -9,16 +9,16 @@ import keras
 
 import tfpar as tap
 from benchmarks import models
-from tfpar.capture.step import CapturedStep, argument_specs
 from tfpar.cluster.description import Cluster
 from tfpar.compile import simplify_step
 from tfpar.constraints.constraint_types import Constraint
-from tfpar.keras.adapter import parallel_model
 from tfpar.planning.pricing.price import price_whole
 from tfpar.planning.problem import Problem
 from tfpar.planning.problems import state_problem
 from tfpar.planning.request import PlanRequest
 from tfpar.plans import Plan, plan_from_constraints
+from tfpar.tf.capture.step import CapturedStep, argument_specs
+from tfpar.tf.keras.adapter import parallel_model
 
 STATE = 2.0
 """Bytes of Adam's slots by byte of weight."""

@@ -42,14 +42,14 @@ def measured() -> Iterator[dict[str, Any]]:
     import numpy as np
     import tensorflow as tf
 
-    from tfpar.distributed.input_log import InputLog
-    from tfpar.distributed.lockstep import INTERVAL_S, SHARE, blocks
-    from tfpar.distributed.world import this_world
-    from tfpar.runtime.copies import PlacedVariable
-    from tfpar.runtime.ranks import Ranks
-    from tfpar.runtime.shared_state import SharedState
     from tfpar.spec import Mesh, Replicate
-    from tfpar.variables.parallel_variable import ParallelVariable
+    from tfpar.tf.distributed.input_log import InputLog
+    from tfpar.tf.distributed.lockstep import INTERVAL_S, SHARE, blocks
+    from tfpar.tf.distributed.world import this_world
+    from tfpar.tf.runtime.copies import PlacedVariable
+    from tfpar.tf.runtime.ranks import Ranks
+    from tfpar.tf.runtime.shared_state import SharedState
+    from tfpar.tf.variables.parallel_variable import ParallelVariable
 
     for name, tensors in BATCHES.items():
         batch = [tf.constant(np.ones(shape, dtype)) for shape, dtype in tensors]

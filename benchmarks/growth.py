@@ -77,9 +77,9 @@ def _job(model: str, plan: str, ranks: int, size: str) -> dict[str, Any]:
 
 def _rank(model: str, plan: str, ranks: int, size: str) -> None:
     from benchmarks.prediction import Config, Training
-    from tfpar.distributed.world import this_world
-    from tfpar.runtime.detect import detect_cluster
     from tfpar.spec import Mesh
+    from tfpar.tf.distributed.world import this_world
+    from tfpar.tf.runtime.detect import detect_cluster
 
     arguments, batch = SIZES[model][size]
     config = Config("loopback", ranks)

@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.results import save
-from tfpar.checkpoint import Reader, latest
+from tfpar.tf.checkpoint import Reader, latest
 
 ROOT = Path(__file__).parents[1]
 RANKS = ROOT / "tests" / "distributed" / "faulty_ranks.py"

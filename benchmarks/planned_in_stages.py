@@ -11,11 +11,11 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tfpar.capture.step import CapturedStep
     from tfpar.planning.problem import Problem
     from tfpar.planning.request import PlanRequest
     from tfpar.plans import Plan
     from tfpar.spec import MemoryLimitError
+    from tfpar.tf.capture.step import CapturedStep
 
 LEVELS = (2, 3)
 ENOUGH = "what was found is nearly as fast as the work alone"

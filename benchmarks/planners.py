@@ -135,9 +135,9 @@ class Planning:
     def __init__(self, config: dict) -> None:
         import tfpar as tap
         from benchmarks import models
-        from tfpar.capture.step import argument_specs
         from tfpar.compile import simplify_step
-        from tfpar.keras.adapter import parallel_model
+        from tfpar.tf.capture.step import argument_specs
+        from tfpar.tf.keras.adapter import parallel_model
 
         self.batch = config["batch"]
         build = models.FULL.get(config["model"]) or getattr(models, config["model"])

@@ -96,7 +96,7 @@ class Training:
         from benchmarks import models
         from tfpar.cost.evaluate import evaluate
         from tfpar.ir.roles import Roles
-        from tfpar.keras.adapter import parallel_model
+        from tfpar.tf.keras.adapter import parallel_model
 
         keras.utils.set_random_seed(0)
         if plan == SEARCHED:
@@ -131,7 +131,7 @@ class Training:
 def measure(config: Config) -> list[dict[str, Any]]:
     """A row for each plan; on every rank."""
     import tfpar as tap
-    from tfpar.distributed.world import this_world
+    from tfpar.tf.distributed.world import this_world
 
     world = this_world()
     if config.mbit and world is not None and world.job.local_rank == 0:
@@ -187,7 +187,7 @@ def take_turns(trainings: Sequence[Training], config: Config, world: Any) -> lis
 
 def _rank(config: Config) -> None:
     rows = measure(config)
-    from tfpar.distributed.world import this_world
+    from tfpar.tf.distributed.world import this_world
 
     world = this_world()
     if world is None or world.rank == 0:
@@ -238,7 +238,7 @@ def _rows(text: str) -> list[dict[str, Any]]:
 
 def report(rows: Sequence[dict[str, Any]]) -> str:
     """The table of one setting and what it comes to."""
-    from tfpar.report.tables import render_table
+    from tfpar.observability.report.tables import render_table
 
     cells = [
         (
@@ -324,7 +324,7 @@ def _rho(rows: Sequence[dict[str, Any]]) -> float | None:
 
 def memory(ranks: int, rows: Sequence[dict[str, Any]]) -> str:
     """The table of predicted and measured memory of a rank."""
-    from tfpar.report.tables import render_table
+    from tfpar.observability.report.tables import render_table
 
     cells = [
         (

@@ -23,9 +23,9 @@ from benchmarks.results import save
 def prepared_block(num_layers: int):
     """The prepared training step of a GPT with `num_layers` blocks."""
     import tfpar as tap
-    from tfpar.capture.step import argument_specs
     from tfpar.compile import prepare_step
-    from tfpar.keras.adapter import parallel_model
+    from tfpar.tf.capture.step import argument_specs
+    from tfpar.tf.keras.adapter import parallel_model
 
     with tap.auto_parallel(tap.split([2])):
         model = models.compile_model(models.gpt(num_layers=num_layers))

@@ -14,18 +14,18 @@ from typing import Any
 import tfpar as tap
 from benchmarks import models
 from benchmarks.plans_to_predict import BATCHES, SEARCHED, model_of, plans
-from tfpar.capture.step import CapturedStep, argument_specs
 from tfpar.cluster.files import cluster_of
 from tfpar.compile import CompileOptions, compile_step, prepare_step
 from tfpar.cost.evaluate import evaluate
 from tfpar.ir.roles import Roles
-from tfpar.keras.adapter import parallel_model
 from tfpar.planning.meshes import input_spec
 from tfpar.planning.problems import batched_inputs
 from tfpar.plans import plan_from_constraints
 from tfpar.propagation.partitioned_graph import PartitionedGraph
 from tfpar.propagation.prepared_graph import PreparedGraph
 from tfpar.spec import Mesh
+from tfpar.tf.capture.step import CapturedStep, argument_specs
+from tfpar.tf.keras.adapter import parallel_model
 
 
 def repriced(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -50,14 +50,14 @@ class Planning:
     def handle(self, request: dict) -> dict:
         import tfpar as tap
         from benchmarks import models
-        from tfpar.capture.step import argument_specs
         from tfpar.cluster.lookup import find_cluster
         from tfpar.compile import simplify_step
-        from tfpar.keras.adapter import parallel_model
         from tfpar.planning.intra_op.tap.planner import TapPlanner
         from tfpar.planning.pricing.plan_propagation import propagate_plan
         from tfpar.planning.problems import state_problem
         from tfpar.planning.request import PlanRequest
+        from tfpar.tf.capture.step import argument_specs
+        from tfpar.tf.keras.adapter import parallel_model
 
         clock = _Clock()
         config, mesh = self.config, tap.split([2, 8])

@@ -15,15 +15,15 @@ import keras
 import tfpar as tap
 from benchmarks import models
 from benchmarks.results import save
-from tfpar.capture.step import argument_specs
 from tfpar.compile import simplify_step
 from tfpar.ir.constants import Constants
 from tfpar.ir.graph_nodes import cluster
 from tfpar.ir.planning_graph import planning_graph
 from tfpar.ir.roles import Roles
 from tfpar.ir.shared_subgraphs import Signatures, prune_graph, repeated_blocks
-from tfpar.keras.adapter import parallel_model
 from tfpar.planning.folding.fold import fold
+from tfpar.tf.capture.step import argument_specs
+from tfpar.tf.keras.adapter import parallel_model
 
 BATCH = 8
 CASES = (

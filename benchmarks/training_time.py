@@ -25,7 +25,6 @@ from benchmarks.breakdown import PLANS, Split, placed
 from benchmarks.captured import STATE, captured_step, constrained
 from benchmarks.results import save
 from benchmarks.search import CASES
-from tfpar.capture.step import CapturedStep
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.lookup import find_cluster
 from tfpar.planning.intra_op.tap.planner import TapPlanner
@@ -34,6 +33,7 @@ from tfpar.planning.pricing.price import price_whole
 from tfpar.planning.problems import state_problem
 from tfpar.planning.request import PlanRequest
 from tfpar.plans import Plan
+from tfpar.tf.capture.step import CapturedStep
 
 NODES = (1, 2)
 FIGURES = {"t5": ("Fig. 6", 16), "resnet50": ("Fig. 7", 1024)}

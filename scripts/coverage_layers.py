@@ -20,8 +20,8 @@ from keras import layers
 
 import tfpar as tap
 from scripts.tables import code, made_with, markdown_table
-from tfpar.report.coverage import coverage
-from tfpar.variables.parallel_variable import ParallelVariable
+from tfpar.observability.report.coverage import coverage
+from tfpar.tf.variables.parallel_variable import ParallelVariable
 
 COMMAND = "python -m scripts.coverage_tables layers"
 BATCH = 4
@@ -51,7 +51,7 @@ NOT_RUN = {
     "FlaxLayer": "needs the JAX backend",
     "JaxLayer": "needs JAX",
     "TorchModuleWrapper": "needs the PyTorch backend",
-    "TFSMLayer": "runs a SavedModel; see `tfpar.capture.v1`",
+    "TFSMLayer": "runs a SavedModel; see `tfpar.tf.capture.v1`",
 }
 
 

@@ -17,11 +17,11 @@ import tensorflow as tf
 import tfpar as tap
 from scripts.tables import code, made_with, markdown_table
 from tfpar.compile import prepare_step
+from tfpar.observability.report.coverage import coverage
 from tfpar.planning.meshes import input_spec
 from tfpar.planning.problems import batched_inputs
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned_graph import Anchors
-from tfpar.report.coverage import coverage
 from tfpar.spec import Mesh
 
 COMMAND = "python -m scripts.coverage_tables models"

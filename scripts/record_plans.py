@@ -54,8 +54,8 @@ def record(name: str) -> dict[str, Any]:
 
     import tfpar as tap
     from benchmarks import models
-    from tfpar.keras.adapter import parallel_model
-    from tfpar.rewrite.reshard import COLLECTIVE_TYPES
+    from tfpar.compile.local.reshard import COLLECTIVE_TYPES
+    from tfpar.tf.keras.adapter import parallel_model
 
     found = {}
     for way, asked in ways(name).items():

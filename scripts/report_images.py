@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from tests.report.browser import Browser, find_browser
+from tests.observability.report.browser import Browser, find_browser
 from tfpar.plans import Plan
 
 FOLDER = Path(__file__).parents[1] / "docs" / "images"

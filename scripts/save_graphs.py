@@ -30,9 +30,9 @@ def captured(name: str) -> StepGraph:
     import tfpar as tap
     from benchmarks.models import batch_of, compile_model
     from tests.graphs.models import MODELS
-    from tfpar.capture.step import argument_specs
     from tfpar.compile import simplify_step
-    from tfpar.keras.adapter import parallel_model
+    from tfpar.tf.capture.step import argument_specs
+    from tfpar.tf.keras.adapter import parallel_model
 
     keras.utils.clear_session()  # so that names start from the same numbers
     keras.utils.set_random_seed(0)

@@ -60,7 +60,17 @@ def pytest_configure(config):
 
 
 WITHOUT_TENSORFLOW = (
-    *("compile", "cost", "ir", "pipeline", "planning", "propagation", "report", "search", "spec"),
+    *(
+        "compile",
+        "cost",
+        "ir",
+        "pipeline",
+        "planning",
+        "propagation",
+        "observability/report",
+        "search",
+        "spec",
+    ),
 )
 """Folders of tests that run where TensorFlow cannot be imported."""
 NEED_TENSORFLOW = ("test_captured.py", "test_dump_of_training.py")
@@ -70,8 +80,9 @@ NEED_TENSORFLOW = ("test_captured.py", "test_dump_of_training.py")
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
     """Where a test does without TensorFlow, neither it nor its fixtures can import it."""
-    folder = item.path.relative_to(pathlib.Path(__file__).parent).parts[0]
-    if folder not in WITHOUT_TENSORFLOW or item.path.name in NEED_TENSORFLOW:
+    folder = item.path.relative_to(pathlib.Path(__file__).parent).as_posix()
+    is_without = folder.startswith(tuple(f"{name}/" for name in WITHOUT_TENSORFLOW))
+    if not is_without or item.path.name in NEED_TENSORFLOW:
         return (yield)
     missing = object()
     before = {name: sys.modules.get(name, missing) for name in ("tensorflow", "keras")}

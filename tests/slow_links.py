@@ -7,8 +7,8 @@ import time
 import weakref
 from collections.abc import Iterator
 
-from tfpar.runtime.backends.in_process import InProcessProgram
-from tfpar.runtime.backends.process import ProcessProgram
+from tfpar.tf.runtime.backends.in_process import InProcessProgram
+from tfpar.tf.runtime.backends.process import ProcessProgram
 
 
 @contextlib.contextmanager

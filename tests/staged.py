@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfpar.compile.local.local_graph import LocalProgram
+from tfpar.compile.local.programs import Group, ProgramSet
+from tfpar.compile.local.reshard import all_reduce
+from tfpar.compile.local.transfers import recv, send
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType, Op, Tensor, Variable
-from tfpar.rewrite.local_graph import LocalProgram
-from tfpar.rewrite.programs import Group, ProgramSet
-from tfpar.rewrite.reshard import all_reduce
-from tfpar.rewrite.transfers import recv, send
 from tfpar.spec import Mesh, Replicate, Shard
 
 BATCH, WIDTH, HIDDEN, OUT = 12, 4, 6, 3

@@ -11,28 +11,28 @@ from tests.conftest import NEED_TENSORFLOW, WITHOUT_TENSORFLOW
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PACKAGES = (
-    *(
-        "spec",
-        "ir",
-        "rules",
-        "propagation",
-        "pipeline",
-        "cost",
-        "search",
-        "rewrite",
-        "compile",
-        "report",
-    ),
-    *("plans", "constraints", "cluster", "launch"),
+    "cluster",
+    "compile",
+    "constraints",
+    "cost",
+    "ir",
+    "jobs.launch",
+    "observability.report",
+    "pipeline",
+    "planning",
+    "plans",
+    "propagation",
+    "rules",
+    "spec",
 )
-MODULES = ("planning", "options", "hints")
+MODULES = ("options", "hints", "progress")
 
 
 def modules() -> list[str]:
     """Every module that has to do without TensorFlow."""
     found = [f"tfpar.{name}" for name in MODULES]
     for package in PACKAGES:
-        for folder, _, files in os.walk(os.path.join(ROOT, "tfpar", package)):
+        for folder, _, files in os.walk(os.path.join(ROOT, "tfpar", *package.split("."))):
             prefix = os.path.relpath(folder, ROOT).replace(os.sep, ".")
             found += [f"{prefix}.{f[:-3]}" for f in sorted(files) if f.endswith(".py")]
     return [name.removesuffix(".__init__") for name in found]
@@ -68,6 +68,8 @@ def test_whatever_is_exported_exists():
 
 BELOW = {
     "spec": "",
+    "scopes": "",
+    "progress": "spec",
     "writable": "spec",
     "readable": "spec",
     "ir": "spec",
@@ -78,20 +80,93 @@ BELOW = {
     "cost": "cluster ir pipeline propagation rules spec",
     "constraints": "ir spec",
     "plans": "cluster constraints cost ir pipeline propagation readable spec writable",
-    "rewrite": "ir pipeline propagation rules spec",
-    "interop": "ir spec",
-    "variables": "interop ir propagation rewrite rules spec",
-    "capture": "interop ir spec variables",
-    "runtime": "cluster compile distributed interop ir launch rewrite spec variables",
-    "report": "cluster constraints cost ir pipeline plans propagation readable rules spec",
-    "timeline": "cluster compile cost distributed interop ir launch report rewrite spec writable",
-    "search": "cluster constraints cost ir pipeline plans propagation readable rewrite rules spec",
+    "compile.local": "ir pipeline propagation rules spec",
+    "planning": (
+        "cluster compile.local constraints cost ir pipeline plans progress propagation "
+        "readable rules spec"
+    ),
+    "compile": "compile.local ir pipeline planning plans propagation spec",
+    "hints": "constraints plans readable spec",
+    "settings": "cluster compile.local constraints ir pipeline planning plans spec",
+    "options": "cluster pipeline planning plans settings spec",
+    "layers": "constraints scopes spec",
+    "api": (
+        "compile observability.report options plans scopes settings spec tf.capture "
+        "tf.functions tf.graph_program tf.keras tf.runtime tf.session tf.traced"
+    ),
+    "cli": (
+        "api cluster constraints hints jobs jobs.calibration jobs.doctor jobs.install "
+        "jobs.launch observability.report observability.timeline observability.verification "
+        "options pipeline planning plans progress readable settings spec tf.capture "
+        "tf.distributed tf.keras tf.session tf.traced writable"
+    ),
+    "jobs.calibration": (
+        "cluster compile.local cost ir planning progress settings spec tf.distributed "
+        "tf.runtime writable"
+    ),
+    "jobs.doctor": "jobs.install jobs.launch spec tf.distributed tf.runtime",
+    "jobs.install": "progress spec",
+    "jobs.launch": "pipeline spec",
+    "observability.monitor": (
+        "cluster compile.local cost ir jobs.calibration planning plans spec tf.capture "
+        "tf.distributed tf.interop tf.keras tf.runtime tf.steps"
+    ),
+    "observability.report": "cost ir pipeline plans propagation readable rules spec",
+    "observability.timeline": (
+        "cluster compile compile.local cost ir jobs.launch observability.report spec "
+        "tf.distributed tf.interop writable"
+    ),
+    "observability.verification": (
+        "ir observability.report spec tf.capture tf.interop tf.keras tf.steps"
+    ),
+    "tf.capture": "ir spec tf.interop tf.variables",
+    "tf.checkpoint": "readable spec tf.variables",
+    "tf.distributed": "jobs.launch pipeline spec tf.interop tf.runtime",
+    "tf.functions": (
+        "ir plans spec tf.capture tf.interop tf.keras tf.runtime tf.session tf.steps tf.variables"
+    ),
+    "tf.graph_program": (
+        "observability.verification options plans settings spec tf.capture tf.session "
+        "tf.steps tf.variables"
+    ),
+    "tf.interop": "ir",
+    "tf.keras": (
+        "ir jobs.launch observability.timeline plans scopes spec tf.capture tf.checkpoint "
+        "tf.distributed tf.functions tf.interop tf.runtime tf.session tf.steps tf.variables"
+    ),
+    "tf.runtime": (
+        "cluster compile compile.local ir jobs.launch spec tf.distributed tf.interop tf.variables"
+    ),
+    "tf.session": (
+        "cluster constraints observability.timeline pipeline planning plans scopes settings "
+        "spec tf.distributed tf.interop tf.keras tf.runtime tf.variables"
+    ),
+    "tf.steps": (
+        "cluster compile compile.local constraints cost ir observability.report "
+        "observability.timeline pipeline planning plans progress propagation spec tf.capture "
+        "tf.distributed tf.interop tf.runtime tf.session tf.variables"
+    ),
+    "tf.traced": (
+        "cluster compile constraints ir options planning plans progress settings spec "
+        "tf.capture tf.distributed tf.keras tf.runtime tf.session tf.steps"
+    ),
+    "tf.variables": "compile.local ir propagation rules spec tf.interop",
 }
-"""What each package may import, on the planning side and around variables: the search knows nothing
-of how plans are shown, what shows them nothing of how they were found, and a plan neither."""
+"""What each room may import. Planning knows nothing of how plans are shown, what shows them nothing
+of how they were found, and a plan neither."""
 
-SEAMS = {("tfpar/plans/plan.py", "report")}
+HOUSES = {"tf", "jobs", "observability"}
+"""Rooms that have rooms of their own."""
+
+SEAMS = {("tfpar/plans/plan.py", "observability.report")}
 """Imports upwards that a function makes when it is called; see there."""
+
+
+def room_of(module: str) -> str:
+    """The package of `BELOW` that a module is in, or else the first one."""
+    parts = module.split(".")[1:]
+    two = ".".join(parts[:2])
+    return two if parts[0] in HOUSES or two in BELOW else parts[0]
 
 
 def imports(path: str):
@@ -110,7 +185,7 @@ def imports(path: str):
             names = [n.name for n in node.names]
         for name in names:
             if name.startswith("tfpar."):
-                yield name.split(".")[1], late
+                yield room_of(name), late
         late = late or isinstance(node, ast.FunctionDef)
         waiting += [(child, late) for child in ast.iter_child_nodes(node)]
 
@@ -121,7 +196,7 @@ def files_of(package: str) -> list[str]:
         return [f"tfpar/{package}.py"]
     return [
         os.path.relpath(os.path.join(folder, file), ROOT).replace(os.sep, "/")
-        for folder, _, files in os.walk(os.path.join(ROOT, "tfpar", package))
+        for folder, _, files in os.walk(os.path.join(ROOT, "tfpar", *package.split(".")))
         for file in sorted(files)
         if file.endswith(".py")
     ]
@@ -138,6 +213,18 @@ def test_packages_import_only_what_is_below(package):
         if name not in {package, *BELOW[package].split()} and not (late and (path, name) in SEAMS)
     }
     assert not wrong
+
+
+def test_every_room_has_a_row():
+    """A folder or module of `tfpar`; of `tf`, `jobs` and `observability`, one in it."""
+    found = set()
+    for folder, prefix in (("", ""), *((name, f"{name}.") for name in HOUSES)):
+        for entry in os.scandir(os.path.join(ROOT, "tfpar", folder)):
+            name = entry.name.removesuffix(".py")
+            if entry.is_dir() or entry.name.endswith(".py"):
+                found.add(f"{prefix}{name}")
+    inside = {name for name in found if name.rpartition(".")[2].startswith("__")}
+    assert found - inside - HOUSES == BELOW.keys() - {"compile.local"}
 
 
 @pytest.mark.slow
@@ -203,7 +290,7 @@ def test_only_interop_takes_insides_of_tensorflow_and_keras():
                 with open(path, encoding="utf-8") as opened:
                     if insides(opened.read()):
                         takers.add(os.path.relpath(folder, ROOT).replace(os.sep, "/"))
-    assert takers == {"tfpar/interop"}
+    assert takers == {"tfpar/tf/interop"}
 
 
 @pytest.mark.slow

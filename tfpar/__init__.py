@@ -42,23 +42,23 @@ _EXPORTS = {
     "stage": "tfpar.constraints",
     "make_rule": "tfpar.rules",
     "register_rule": "tfpar.rules",
-    "Checkpoint": "tfpar.keras.checkpoint",
-    "Timeline": "tfpar.keras.timeline",
-    "restore_checkpoint": "tfpar.keras.checkpoint",
-    "save_checkpoint": "tfpar.keras.checkpoint",
-    "GraphProgram": "tfpar.graph_program",
+    "Checkpoint": "tfpar.tf.keras.checkpoint",
+    "Timeline": "tfpar.tf.keras.timeline",
+    "restore_checkpoint": "tfpar.tf.keras.checkpoint",
+    "save_checkpoint": "tfpar.tf.keras.checkpoint",
+    "GraphProgram": "tfpar.tf.graph_program",
     "auto_parallel": "tfpar.api",
-    "Monitor": "tfpar.monitor.callback",
+    "Monitor": "tfpar.observability.monitor.callback",
     "SearchInterrupted": "tfpar.planning.incumbent",
     "Trials": "tfpar.planning.objective",
-    "calibrate": "tfpar.calibration.calibrate",
+    "calibrate": "tfpar.jobs.calibration.calibrate",
     "coverage": "tfpar.api",
     "function": "tfpar.api",
     "parallelize": "tfpar.api",
     "plan": "tfpar.api",
     "plan_of": "tfpar.api",
-    "shard_data": "tfpar.keras.data",
-    "verify": "tfpar.verification",
+    "shard_data": "tfpar.tf.keras.data",
+    "verify": "tfpar.observability.verification",
 }
 
 _MODULES = ("layers",)
@@ -112,14 +112,11 @@ __all__ = [
 if TYPE_CHECKING:
     from tfpar import layers
     from tfpar.api import auto_parallel, coverage, function, parallelize, plan, plan_of
-    from tfpar.calibration.calibrate import calibrate
     from tfpar.cluster.description import Cluster, Device, Level, Node
     from tfpar.constraints import batch, from_layout_map, replicate, shard, shard_output, stage
-    from tfpar.graph_program import GraphProgram
-    from tfpar.keras.checkpoint import Checkpoint, restore_checkpoint, save_checkpoint
-    from tfpar.keras.data import shard_data
-    from tfpar.keras.timeline import Timeline
-    from tfpar.monitor.callback import Monitor
+    from tfpar.jobs.calibration.calibrate import calibrate
+    from tfpar.observability.monitor.callback import Monitor
+    from tfpar.observability.verification import verify
     from tfpar.options import Options
     from tfpar.pipeline import Pipeline, Schedule
     from tfpar.planning.incumbent import SearchInterrupted
@@ -127,7 +124,10 @@ if TYPE_CHECKING:
     from tfpar.plans import Offload, Plan, keep
     from tfpar.rules import make_rule, register_rule
     from tfpar.spec import Mesh, Partial, Replicate, Shard, TfparError, split
-    from tfpar.verification import verify
+    from tfpar.tf.graph_program import GraphProgram
+    from tfpar.tf.keras.checkpoint import Checkpoint, restore_checkpoint, save_checkpoint
+    from tfpar.tf.keras.data import shard_data
+    from tfpar.tf.keras.timeline import Timeline
 
 
 def __getattr__(name: str) -> Any:

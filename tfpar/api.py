@@ -9,13 +9,9 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from tfpar.capture.step import argument_specs
 from tfpar.compile import prepare_step
-from tfpar.functions.step_function import StepFunction
-from tfpar.graph_program import GraphProgram
-from tfpar.keras import adapter
-from tfpar.keras.batches import check_batch
-from tfpar.keras.preprocessing import batch_as_fit_feeds, sequence_length
+from tfpar.observability.report.coverage import Coverage
+from tfpar.observability.report.coverage import coverage as _coverage
 from tfpar.options import (
     ClusterLike,
     Keywords,
@@ -26,15 +22,19 @@ from tfpar.options import (
     with_keywords,
 )
 from tfpar.plans import Plan
-from tfpar.report.coverage import Coverage
-from tfpar.report.coverage import coverage as _coverage
-from tfpar.runtime.detect import every_rank
 from tfpar.scopes import block, enclosing, install_threads
-from tfpar.session import Session
 from tfpar.settings import ConstraintsLike, MeshLike
 from tfpar.spec import ArgumentError, TfparError
 from tfpar.spec.arguments import argument_error, check_list, flag, optional
-from tfpar.traced import TracedModel, make_search_reporter, resolve_cluster
+from tfpar.tf.capture.step import argument_specs
+from tfpar.tf.functions.step_function import StepFunction
+from tfpar.tf.graph_program import GraphProgram
+from tfpar.tf.keras import adapter
+from tfpar.tf.keras.batches import check_batch
+from tfpar.tf.keras.preprocessing import batch_as_fit_feeds, sequence_length
+from tfpar.tf.runtime.detect import every_rank
+from tfpar.tf.session import Session
+from tfpar.tf.traced import TracedModel, make_search_reporter, resolve_cluster
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 if TYPE_CHECKING:
-    from tfpar.session import Session
+    from tfpar.tf.session import Session
 
 active: contextvars.ContextVar[tuple[Session, ...]] = contextvars.ContextVar("active", default=())
 """The stack of scopes that were entered here."""

@@ -17,6 +17,7 @@ import numpy as np
 
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.units import parse
+from tfpar.compile.local.chunks import CHUNKS
 from tfpar.constraints import Constraint, constraints_of
 from tfpar.constraints.constraint_types import check_pattern
 from tfpar.constraints.stages import check_stages
@@ -32,7 +33,6 @@ from tfpar.planning.objective import Budget, Trials
 from tfpar.planning.problem import Planner
 from tfpar.plans import Offload, Plan
 from tfpar.plans.equivalence import execution_key
-from tfpar.rewrite.chunks import CHUNKS
 from tfpar.spec import ArgumentError, Mesh
 from tfpar.spec.arguments import (
     argument_error,

@@ -14,7 +14,7 @@ from benchmarks.pipeline.config import MARK
 from benchmarks.shaped_cluster.config import Config
 from benchmarks.shaped_cluster.namespaces import limit
 from benchmarks.shaped_cluster.worker import Training, idle_rate, machines_of, meet
-from tfpar.distributed.world import World, this_world
+from tfpar.tf.distributed.world import World, this_world
 
 LAYOUTS = ("data", "megatron", "pipeline")
 

@@ -15,7 +15,7 @@ from benchmarks.shaped_cluster import unequal
 from benchmarks.shaped_cluster.config import MODELS, Config
 from benchmarks.shaped_cluster.job import run_ranks
 from benchmarks.shaped_cluster.namespaces import ClusterError, Node, cluster, obstacle
-from tfpar.report.tables import render_table
+from tfpar.observability.report.tables import render_table
 
 CLUSTERS = ((2, 2), (4, 1))
 QUICK_CLUSTERS = ((2, 1),)

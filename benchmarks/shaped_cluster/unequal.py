@@ -31,7 +31,7 @@ from benchmarks.shaped_cluster.config import MARK
 from benchmarks.shaped_cluster.job import run_module
 from benchmarks.shaped_cluster.namespaces import ClusterError, Node
 from benchmarks.shaped_cluster.unequal_config import CHOSEN, DATA, MEGATRON, NAMES, Config
-from tfpar.report.tables import render_table
+from tfpar.observability.report.tables import render_table
 
 CORES = (0.5, 0.5, 0.5, 0.5 / 3)
 MBITS = (1000.0, 200.0, 1000.0, 1000.0)

@@ -26,9 +26,9 @@ from tfpar.cluster.description import Cluster
 from tfpar.cluster.files import describe, read_cluster
 from tfpar.cost.cost import Cost
 from tfpar.cost.evaluate import evaluate
-from tfpar.distributed.world import World, this_world
 from tfpar.ir.roles import Roles
-from tfpar.keras.adapter import parallel_model
+from tfpar.tf.distributed.world import World, this_world
+from tfpar.tf.keras.adapter import parallel_model
 
 
 class Training:

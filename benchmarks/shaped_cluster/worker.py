@@ -23,9 +23,9 @@ from tfpar.cluster.check import TRANSFER
 from tfpar.cluster.description import Cluster, Level
 from tfpar.cluster.files import read_cluster
 from tfpar.cost.evaluate import evaluate
-from tfpar.distributed.world import World, this_world
 from tfpar.ir.roles import Roles
 from tfpar.spec import Shard
+from tfpar.tf.distributed.world import World, this_world
 
 # Of Gloo through Horovod on the machine of the benchmarks, empirical: ranks of a node over its
 # loopback, and nodes over a link that could do more; most of the latency is Horovod's agreeing.

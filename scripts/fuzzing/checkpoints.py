@@ -14,10 +14,10 @@ import tensorflow as tf
 import tfpar as tap
 from scripts.fuzzing.files import of_files
 from scripts.fuzzing.trials import Case, Kind
-from tfpar.checkpoint import Box, Reader, TensorWrite, commit, temporary_folder, write_part
-from tfpar.keras import saving
-from tfpar.keras.adapter import state_of
-from tfpar.keras.replay import Position
+from tfpar.tf.checkpoint import Box, Reader, TensorWrite, commit, temporary_folder, write_part
+from tfpar.tf.keras import saving
+from tfpar.tf.keras.adapter import state_of
+from tfpar.tf.keras.replay import Position
 
 POSITION = Position(epoch=2, batch=3, batches=5, step=13)
 

@@ -17,20 +17,20 @@ from pathlib import Path
 from scripts.fuzzing import samples
 from scripts.fuzzing.mutators import mutate
 from scripts.fuzzing.trials import Case, Draw, Kind
-from tfpar.checkpoint import lock
 from tfpar.cli.main import _parser
 from tfpar.cluster.files import cluster_of, describe, read_cluster, write_cluster
 from tfpar.cluster.lookup import find_cluster, fit_to_mesh, preset_names
 from tfpar.hints import read_hints
 from tfpar.ir.text.reader import parse_graph
 from tfpar.ir.text.writer import format_graph
-from tfpar.launch.hosts import read_hostfile
+from tfpar.jobs.launch.hosts import read_hostfile
 from tfpar.pipeline import Schedule
 from tfpar.pipeline.generators import generate
 from tfpar.planning.cache import PROBLEM, PlanCache
 from tfpar.planning.intra_op.tap.planner import TapPlanner
 from tfpar.plans import Plan
 from tfpar.spec import Mesh, TfparError
+from tfpar.tf.checkpoint import lock
 
 
 def of_files(given: Sequence[bytes], names: Sequence[str], use: Callable[[str], None]) -> Case:

@@ -18,6 +18,7 @@ from tfpar.constraints import Constraint
 from tfpar.cost.cost import Cost
 from tfpar.cost.pipeline_cost import PipelineCost, StageCost
 from tfpar.ir.graph import Graph
+from tfpar.observability.report.data.build import build_report
 from tfpar.pipeline.generators import generate
 from tfpar.planning.intra_op.tap.planner import TapPlanner
 from tfpar.planning.problem import Problem
@@ -33,7 +34,6 @@ from tfpar.plans import (
     plan_from_constraints,
 )
 from tfpar.propagation.partitioned_graph import OpPlan
-from tfpar.report.data.build import build_report
 from tfpar.spec import Mesh, parse_spec
 
 MESH = Mesh.of([2, 2])

@@ -16,10 +16,10 @@ AREAS: dict[str, tuple[str, ...]] = {
     "rules": ("rules",),
     "cost": ("cost", "cluster"),
     "propagation": ("propagation", "spec"),
-    "rewriting": ("rewrite", "compile"),
-    "runtime": ("runtime", "steps", "variables", "keras", "checkpoint"),
+    "rewriting": ("compile",),
+    "runtime": ("tf/runtime", "tf/steps", "tf/variables", "tf/keras", "tf/checkpoint"),
     "planning": ("search", "constraints", "pipeline", "planning*.py"),
-    "launching": ("launch", "distributed"),
+    "launching": ("jobs/launch", "tf/distributed"),
 }
 """Folders and modules of the package, by what they do."""
 

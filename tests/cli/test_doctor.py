@@ -15,14 +15,14 @@ from collections.abc import Sequence
 import pytest
 
 from tests import preloaded
-from tests.launch.programs import variables
+from tests.jobs.launch.programs import variables
 from tests.time_limits import time_limit
 from tfpar.cli.main import main
-from tfpar.doctor import Status, examination, machine, software, trials
-from tfpar.doctor.command import CommandResult, run
-from tfpar.doctor.finding import Finding, missing, ok, warning
-from tfpar.doctor.probe import Probe
-from tfpar.install.horovod import InstalledHorovod
+from tfpar.jobs.doctor import Status, examination, machine, software, trials
+from tfpar.jobs.doctor.command import CommandResult, run
+from tfpar.jobs.doctor.finding import Finding, missing, ok, warning
+from tfpar.jobs.doctor.probe import Probe
+from tfpar.jobs.install.horovod import InstalledHorovod
 from tfpar.spec import TfparError
 
 pytestmark = pytest.mark.xdist_group("processes")

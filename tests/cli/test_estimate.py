@@ -9,8 +9,8 @@ import pytest
 
 from tests.cli.train import tfpar
 from tfpar.cli.problem import parse_meshes
-from tfpar.interop import graphs
 from tfpar.spec import Mesh, TfparError
+from tfpar.tf.interop import graphs
 
 
 def test_an_estimate_says_whether_it_fits_and_how_fast(folder, capsys):
@@ -50,7 +50,7 @@ def test_meshes_and_clusters_are_ranked_in_one_table(folder, capsys, monkeypatch
     traced = []
     trace = graphs.trace
     monkeypatch.setattr(
-        "tfpar.capture.step.trace", lambda *a, **k: traced.append(a[0]) or trace(*a, **k)
+        "tfpar.tf.capture.step.trace", lambda *a, **k: traced.append(a[0]) or trace(*a, **k)
     )
     command = "estimate train.py:both --mesh 4,2x2,32x16 --cluster v100-ethernet,rhino-m8"
     assert tfpar(command) == 0

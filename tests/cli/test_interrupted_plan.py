@@ -10,7 +10,7 @@ import pytest
 
 from tests import preloaded
 from tests.cli.train import tfpar
-from tests.launch.programs import variables
+from tests.jobs.launch.programs import variables
 from tests.planning.test_incumbent import Interrupted, python_handles_it  # noqa: F401 - a fixture
 from tests.time_limits import time_limit
 from tfpar.planning.intra_op.planners import PLANNERS

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.observability.report.pages import data_of
 from tests.planning.problems import Captured, partition
-from tests.report.pages import data_of
 from tfpar.cli.main import main
 from tfpar.planning.intra_op.tap.planner import TapPlanner
 from tfpar.plans import Plan

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.train import SCRIPT, tfpar
-from tests.verification.planted import drops_sums
-from tests.verification.test_planted_errors import planted_rule
+from tests.observability.verification.planted import drops_sums
+from tests.observability.verification.test_planted_errors import planted_rule
 
 BY_BATCH = '[batch]\naxes = ["data"]\n'
 TOKENS = """

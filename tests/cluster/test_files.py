@@ -15,9 +15,9 @@ from tfpar.cluster.description import Cluster, MeasuredCollective, slowest_of
 from tfpar.cluster.files import cluster_of, cluster_text, describe, read_cluster, write_cluster
 from tfpar.cluster.lookup import find_cluster, preset_names, read_preset
 from tfpar.cost.collectives import transfer_seconds
-from tfpar.runtime.detect import find_machines
 from tfpar.spec import Mesh, TfparError
 from tfpar.spec.quantities import format_bytes
+from tfpar.tf.runtime.detect import find_machines
 
 FILE = """
 name = "ours"

@@ -19,10 +19,10 @@ from tfpar.cost.evaluate import evaluate
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType, Graph, Tensor, Variable
 from tfpar.ir.roles import FORWARD, Roles
+from tfpar.observability.report.data.build import build_report
 from tfpar.plans import plan_from_constraints
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.prepared_graph import prepare
-from tfpar.report.data.build import build_report
 from tfpar.spec import Mesh, Replicate, Shard
 
 START, BATCH, WIDTH = 1000.0, 4, 8

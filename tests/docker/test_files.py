@@ -15,7 +15,7 @@ import yaml
 
 from tests.time_limits import time_limit
 from tfpar.cli import run
-from tfpar.install.horovod import add_options
+from tfpar.jobs.install.horovod import add_options
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"

@@ -24,9 +24,9 @@ from tfpar.propagation.factors import WHOLE
 from tfpar.propagation.partitioned_graph import Anchors
 from tfpar.propagation.prepared_graph import prepare
 from tfpar.rules.rule import PLAIN
-from tfpar.runtime.ranks import Ranks
 from tfpar.spec import Shard, format_spec
-from tfpar.variables.parallel_variable import ParallelVariable
+from tfpar.tf.runtime.ranks import Ranks
+from tfpar.tf.variables.parallel_variable import ParallelVariable
 
 # --- propagation --------------------------------------------------------------------------------
 
@@ -152,7 +152,7 @@ def test_a_chain_of_ops_stores_two_tensors_at_once():
 
 
 def test_a_variable_changes_from_state_to_state():
-    """Of `variables.parallel_variable`."""
+    """Of `tf.variables.parallel_variable`."""
     v = ParallelVariable(shape=(4, 6), dtype="float32", initial_value=lambda: tf.zeros((4, 6)))
     states = [type(v.state).__name__]
     v.shard(PAIR, (Shard(0),), Ranks(devices(PAIR)))

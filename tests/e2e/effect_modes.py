@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import tfpar as tap
+from tfpar.compile.local.local_graph import TASK
+from tfpar.compile.local.xla_regions import MUST_COMPILE
 from tfpar.ir.passes.recompute import is_recomputed
 from tfpar.ir.traits import ON_HOST
-from tfpar.rewrite.local_graph import TASK
-from tfpar.rewrite.xla_regions import MUST_COMPILE
-from tfpar.runtime.executable import Executable
+from tfpar.tf.runtime.executable import Executable
 
 STEPS = 20
 """Steps of each program: a race does not show in each of them."""

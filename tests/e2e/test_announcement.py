@@ -9,9 +9,9 @@ import pytest
 from keras import layers
 
 import tfpar as tap
+from tfpar.observability.report.slower import why_slower
 from tfpar.planning.intra_op.gain import DEFAULT_STEPS
 from tfpar.planning.intra_op.tap.planner import TapPlanner
-from tfpar.report.slower import why_slower
 from tfpar.spec.quantities import format_bytes, format_seconds
 
 X = np.ones((12, 6), "float32")

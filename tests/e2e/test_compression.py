@@ -9,8 +9,8 @@ import pytest
 import tfpar as tap
 from tests.cases import nightly
 from tests.e2e.features import f, perceptron
-from tfpar.keras.adapter import parallel_model
 from tfpar.spec import TfparError
+from tfpar.tf.keras.adapter import parallel_model
 
 DATA = f(16, 6), f(16, 2)
 ZERO_1 = [tap.batch("data"), tap.shard(".*fc1_kernel_(momentum|velocity)", dim=0, axis="data")]

@@ -17,9 +17,9 @@ import tfpar as tap
 from tests.cases import is_nightly
 from tests.e2e.effect_modes import MODES, STEPS, TWO_STAGES, assert_runs_so
 from tests.e2e.effect_programs import EffectProgram, effect_program
-from tfpar.rewrite.microbatches import _Writer
+from tfpar.compile.local.microbatches import _Writer
 from tfpar.spec import CompilerError
-from tfpar.steps import CompiledFunction
+from tfpar.tf.steps import CompiledFunction
 
 v1 = tf.compat.v1
 

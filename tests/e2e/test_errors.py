@@ -12,12 +12,12 @@ from keras import layers, ops
 
 import tfpar as tap
 from tests.equivalence import op_by_op, train
-from tfpar.keras.adapter import parallel_model
 from tfpar.spec import (
     CaptureError,
     SpecError,
     TfparError,
 )
+from tfpar.tf.keras.adapter import parallel_model
 
 MESH = tap.split([2, 2])
 COLUMN = [tap.shard("fc1/kernel", dim=1, axis="model")]

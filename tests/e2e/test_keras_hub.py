@@ -22,7 +22,7 @@ def keras_hub():
 
 @pytest.fixture(scope="module")
 def ranks(keras_hub):
-    return pytest.importorskip("tests.distributed.hub_ranks")
+    return pytest.importorskip("tests.tf.distributed.hub_ranks")
 
 
 @pytest.fixture(scope="module")

@@ -22,10 +22,10 @@ from tests.cases import nightly
 from tests.e2e.test_pipelines_found import deep, machines, rows
 from tests.slow_links import slow_all_reduces
 from tfpar.cost.model_flops import model_flops
-from tfpar.keras.adapter import parallel_model
-from tfpar.monitor.step_parts import DATA, WORK
-from tfpar.runtime.backends.in_process import InProcessProgram
+from tfpar.observability.monitor.step_parts import DATA, WORK
 from tfpar.spec import ArgumentError, TfparError
+from tfpar.tf.keras.adapter import parallel_model
+from tfpar.tf.runtime.backends.in_process import InProcessProgram
 
 WIDTH, CLASSES = 6, 3
 

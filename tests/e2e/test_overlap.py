@@ -14,8 +14,8 @@ import tfpar as tap
 from tests.cases import nightly
 from tests.e2e.test_patterns import MEGATRON, gpt, moe, tokens
 from tests.equivalence import Trained, assert_equivalent, train
-from tfpar.keras.adapter import parallel_model
 from tfpar.spec import TfparError
+from tfpar.tf.keras.adapter import parallel_model
 
 COLUMNS = [tap.batch("data"), tap.shard("fc1/kernel", dim=1, axis="model")]
 

@@ -25,8 +25,8 @@ from tests.equivalence import (
     traced,
     train,
 )
-from tfpar.rewrite.local_graph import TASK
-from tfpar.rewrite.stage_split import split_stages
+from tfpar.compile.local.local_graph import TASK
+from tfpar.compile.local.stage_split import split_stages
 from tfpar.spec import MemoryLimitError
 
 rng = np.random.default_rng(0)
@@ -364,7 +364,7 @@ def test_machines_that_were_only_detected_refuse_nothing_and_leave_the_program(m
         return any("/slices" in name for name in names)
 
     assert slices(cluster=tiny.with_memory(1e9))
-    monkeypatch.setattr("tfpar.steps.step_planner.detect_cluster", lambda mesh: tiny)
+    monkeypatch.setattr("tfpar.tf.steps.step_planner.detect_cluster", lambda mesh: tiny)
     assert not slices()
 
 

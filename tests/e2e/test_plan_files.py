@@ -10,8 +10,8 @@ from keras import layers
 
 import tfpar as tap
 from tests.e2e.test_errors import COLUMN, X, Y, assert_usable, build, parallel
-from tfpar.keras.adapter import parallel_model
 from tfpar.spec import PlanError, TfparError
+from tfpar.tf.keras.adapter import parallel_model
 
 
 @pytest.fixture(scope="module")

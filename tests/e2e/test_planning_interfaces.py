@@ -21,13 +21,13 @@ from tests.planning.test_cache import problem
 from tests.time_limits import time_limit
 from tfpar import api, progress
 from tfpar.cluster.lookup import find_cluster
-from tfpar.distributed.job import Job
 from tfpar.planning.intra_op.planners import find_planner, make_budget
 from tfpar.planning.intra_op.tap.planner import TapPlanner
 from tfpar.planning.objective import Budget
 from tfpar.plans import Plan
 from tfpar.spec import Mesh, PlanError, TfparError
 from tfpar.spec.quantities import format_seconds
+from tfpar.tf.distributed.job import Job
 
 MESH = Mesh.of([2, 2])
 

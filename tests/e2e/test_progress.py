@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tfpar as tap
-from tests.report.test_progress import quick  # noqa: F401 - a fixture
+from tests.observability.report.test_progress import quick  # noqa: F401 - a fixture
 from tfpar import progress
 
 X, Y = np.ones((8, 6), "float32"), np.ones((8, 3), "float32")

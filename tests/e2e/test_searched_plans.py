@@ -10,8 +10,8 @@ from tests.cases import nightly
 from tests.clusters import device, two_levels
 from tests.equivalence import assert_equivalent
 from tfpar.cluster.network import Link
-from tfpar.keras.adapter import parallel_model
 from tfpar.spec import Shard
+from tfpar.tf.keras.adapter import parallel_model
 
 MESH = tap.split([2, 2])
 

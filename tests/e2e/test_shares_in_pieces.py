@@ -26,8 +26,8 @@ from tests.e2e.test_patterns import MEGATRON
 from tests.e2e.test_unequal_shares import mlp, regression
 from tests.equivalence import Trained, assert_same, op_by_op, traced, train
 from tfpar.cluster.description import Cluster, Device, Level
-from tfpar.runtime.executable import Executable
-from tfpar.steps.compiled import CompiledFunction
+from tfpar.tf.runtime.executable import Executable
+from tfpar.tf.steps.compiled import CompiledFunction
 
 DATA_PARALLEL = (tap.batch("data"), tap.replicate(".*"))
 STAGES = {"stage": 2, "data": 2}

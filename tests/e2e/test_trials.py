@@ -12,9 +12,9 @@ import tfpar as tap
 from tests.cases import nightly
 from tests.e2e.test_pipelines_found import deep, machines, rows
 from tests.equivalence import assert_equivalent, train
-from tfpar.report.rejected_candidates import explain_rejection
+from tfpar.observability.report.rejected_candidates import explain_rejection
 from tfpar.spec import ArgumentError
-from tfpar.steps import trials as module
+from tfpar.tf.steps import trials as module
 
 SLOW_LINKS = machines(3e6)
 """Says that stages are fastest; in one process, where nothing goes over a link, they are not."""

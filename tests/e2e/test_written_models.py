@@ -1,6 +1,6 @@
 """A model that trained on any mesh is written in every form, and computes what one device does.
 
-The column of several processes is in `tests/distributed/test_equivalence.py`.
+The column of several processes is in `tests/tf/distributed/test_equivalence.py`.
 """
 
 import numpy as np

@@ -12,7 +12,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from tfpar.interop import runtime
+from tfpar.tf.interop import runtime
 
 NUM_RANKS = 4
 MEMORY_MIB = 4096

@@ -6,8 +6,8 @@ from tests.plan.graphs import mlp, partition
 from tfpar.constraints import batch, shard
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType, FunctionRef, Graph
+from tfpar.observability.report.coverage import coverage
 from tfpar.plans import plan_from_constraints
-from tfpar.report.coverage import coverage
 from tfpar.spec import Mesh, PlanError
 from tfpar.spec.quantities import format_bytes
 

@@ -43,9 +43,9 @@ class Captured:
         """The step of the Keras model that `build` makes, which is captured now."""
         import tfpar as tap
         from benchmarks.models import batch_of, compile_model
-        from tfpar.capture.step import argument_specs
         from tfpar.compile import simplify_step
-        from tfpar.keras.adapter import parallel_model
+        from tfpar.tf.capture.step import argument_specs
+        from tfpar.tf.keras.adapter import parallel_model
 
         with tap.auto_parallel([1], planner=None):
             model = build()

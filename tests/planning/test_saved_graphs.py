@@ -11,6 +11,8 @@ from tests.graphs import BATCH, NAMES, saved, saved_text
 from tests.ir.text.same import assert_same_step
 from tfpar.cluster.description import Cluster, Device, Level
 from tfpar.compile import simplify_step
+from tfpar.compile.local.local_graph import build_local_program
+from tfpar.compile.local.reshard import COLLECTIVE_TYPES
 from tfpar.cost.evaluate import evaluate
 from tfpar.ir.fingerprint import fingerprint
 from tfpar.ir.roles import Roles
@@ -22,8 +24,6 @@ from tfpar.planning.problems import state_problem
 from tfpar.planning.request import PlanRequest
 from tfpar.planning.solve import find_plan
 from tfpar.plans import Plan
-from tfpar.rewrite.local_graph import build_local_program
-from tfpar.rewrite.reshard import COLLECTIVE_TYPES
 from tfpar.spec import Mesh
 
 SLOW = Cluster.regular(

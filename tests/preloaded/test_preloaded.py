@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from tests import preloaded
-from tests.launch.programs import variables
+from tests.jobs.launch.programs import variables
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
 
@@ -98,7 +98,7 @@ def test_they_end_with_who_has_started_their_server(tmp_path):
     script.write_text(
         "import subprocess\n"
         "from tests import preloaded\n"
-        "from tests.launch.programs import variables\n"
+        "from tests.jobs.launch.programs import variables\n"
         "code = 'import time; print(1, flush=True); time.sleep(600)'\n"
         "subprocess.run(preloaded.python('-c', code), env=variables())\n"
     )

@@ -7,16 +7,16 @@ import pytest
 import tensorflow as tf
 
 from tests.partitioned import Traced, devices
+from tfpar.compile.local.chunks import build_chunked_program, split_batch
+from tfpar.compile.local.local_graph import LocalProgram
+from tfpar.compile.local.packing import pack_collectives
+from tfpar.compile.local.programs import ProgramSet
 from tfpar.ir.graph import Graph, Op
 from tfpar.ir.order import sort_topologically
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned_graph import Anchors
-from tfpar.rewrite.chunks import build_chunked_program, split_batch
-from tfpar.rewrite.local_graph import LocalProgram
-from tfpar.rewrite.packing import pack_collectives
-from tfpar.rewrite.programs import ProgramSet
-from tfpar.runtime.backends.in_process import InProcessProgram
 from tfpar.spec import Mesh, Replicate, Shard, replicated_spec
+from tfpar.tf.runtime.backends.in_process import InProcessProgram
 
 MODEL = Mesh.of({"model": 2})
 BOTH = Mesh.of([2, 2])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from tfpar.compile.local.early_collectives import start_collectives_early
+from tfpar.compile.local.packing import pack_collectives
+from tfpar.compile.local.reshard import all_reduce
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType, Graph, Op, Tensor
-from tfpar.rewrite.early_collectives import start_collectives_early
-from tfpar.rewrite.packing import pack_collectives
-from tfpar.rewrite.reshard import all_reduce
 
 
 class Backward:

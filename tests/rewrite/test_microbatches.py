@@ -9,16 +9,16 @@ import pytest
 import tensorflow as tf
 
 from tests.partitioned import Traced, devices
+from tfpar.compile.local.chunks import split_batch
+from tfpar.compile.local.local_graph import TASK, LocalProgram
+from tfpar.compile.local.microbatches import build_microbatched_program
+from tfpar.compile.local.packing import pack_collectives
+from tfpar.compile.local.programs import ProgramSet
 from tfpar.ir.graph import Graph, Op
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned_graph import Anchors
-from tfpar.rewrite.chunks import split_batch
-from tfpar.rewrite.local_graph import TASK, LocalProgram
-from tfpar.rewrite.microbatches import build_microbatched_program
-from tfpar.rewrite.packing import pack_collectives
-from tfpar.rewrite.programs import ProgramSet
-from tfpar.runtime.backends.in_process import InProcessProgram
 from tfpar.spec import Mesh, Replicate, Shard, replicated_spec
+from tfpar.tf.runtime.backends.in_process import InProcessProgram
 
 ONE, TWO = Mesh.of({"data": 1}), Mesh.of({"data": 2})
 rng = np.random.default_rng(0)

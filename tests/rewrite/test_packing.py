@@ -12,10 +12,10 @@ import tfpar as tap
 from tests.equivalence import assert_equivalent, train
 from tests.partitioned import OP_TYPES
 from tests.rewrite.test_early_collectives import Backward
+from tfpar.compile.local.packing import pack_collectives, payload
+from tfpar.compile.local.reshard import CHUNK, COLLECTIVE_TYPES
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType, Graph, Op, Tensor
-from tfpar.rewrite.packing import pack_collectives, payload
-from tfpar.rewrite.reshard import CHUNK, COLLECTIVE_TYPES
 
 AXES = (0,)
 

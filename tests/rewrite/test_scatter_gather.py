@@ -9,10 +9,10 @@ import pytest
 from tests.cut_steps import Staged, attending, cut, normalized, three_layers, tied, traced
 from tests.rewrite.test_stage_split import staged
 from tfpar.cluster.description import Cluster, Device, Level
+from tfpar.compile.local.local_graph import TASK
+from tfpar.compile.local.scatter_gather import Slicing
 from tfpar.cost.slices import ScatterGatherCost
 from tfpar.pipeline.generators import generate
-from tfpar.rewrite.local_graph import TASK
-from tfpar.rewrite.scatter_gather import Slicing
 from tfpar.spec import Mesh, Replicate, Shard
 
 MODEL = Mesh.of({"data": 1, "model": 2})

@@ -21,6 +21,9 @@ from tests.cut_steps import (
     traced,
 )
 from tests.partitioned import Traced, devices
+from tfpar.compile.local.local_graph import TASK, LocalProgram, StagePass, build_local_program
+from tfpar.compile.local.sinking import sink_all_gathers, sink_input_slices
+from tfpar.compile.local.stage_split import split_stages
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType, Op, Tensor, Variable
 from tfpar.pipeline import Schedule
@@ -29,11 +32,8 @@ from tfpar.pipeline.graph import RECEIVE_AHEAD
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned_graph import Anchors
 from tfpar.propagation.prepared_graph import prepare
-from tfpar.rewrite.local_graph import TASK, LocalProgram, StagePass, build_local_program
-from tfpar.rewrite.sinking import sink_all_gathers, sink_input_slices
-from tfpar.rewrite.stage_split import split_stages
-from tfpar.runtime.backends.in_process import InProcessProgram
 from tfpar.spec import Mesh, Replicate, Shard, TfparError, replicated_spec
+from tfpar.tf.runtime.backends.in_process import InProcessProgram
 
 
 def staged(step: Traced, schedule: Schedule, mesh: Mesh = ONE, **asked: Any) -> Staged:

@@ -2,11 +2,9 @@
 
 import pytest
 
-from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.graph import Tensor
-from tfpar.rewrite.local_graph import LocalProgram
-from tfpar.rewrite.packing import payload
-from tfpar.rewrite.transfers import (
+from tfpar.compile.local.local_graph import LocalProgram
+from tfpar.compile.local.packing import payload
+from tfpar.compile.local.transfers import (
     Channel,
     ChannelEnd,
     channels_of,
@@ -15,6 +13,8 @@ from tfpar.rewrite.transfers import (
     recv,
     send,
 )
+from tfpar.ir.builder import GraphBuilder
+from tfpar.ir.graph import Tensor
 from tfpar.spec import Mesh, RuntimeMismatchError, TfparError
 
 

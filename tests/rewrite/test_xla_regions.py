@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tfpar.compile.local.local_graph import LocalProgram
+from tfpar.compile.local.rank_dependence import DIFFERS, Axes, find_rank_dependent_axes
+from tfpar.compile.local.reshard import all_reduce
+from tfpar.compile.local.transfers import recv, send
+from tfpar.compile.local.xla_regions import MUST_COMPILE, compile_regions, find_uncompiled_ops
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType, Graph, Op, Tensor, Variable
-from tfpar.rewrite.local_graph import LocalProgram
-from tfpar.rewrite.rank_dependence import DIFFERS, Axes, find_rank_dependent_axes
-from tfpar.rewrite.reshard import all_reduce
-from tfpar.rewrite.transfers import recv, send
-from tfpar.rewrite.xla_regions import MUST_COMPILE, compile_regions, find_uncompiled_ops
 from tfpar.spec import Mesh, Replicate, Shard
 
 LARGE = (1024, 512)  # 2 MiB

@@ -5,14 +5,14 @@ import pytest
 import tensorflow as tf
 
 from tests.partitioned import check, devices, sweep, trace, was_split
-from tfpar.interop.convert import convert_func_graph
+from tfpar.compile.local.local_graph import build_local_program
+from tfpar.compile.local.programs import ProgramSet
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned_graph import Anchors
 from tfpar.propagation.prepared_graph import prepare
-from tfpar.rewrite.local_graph import build_local_program
-from tfpar.rewrite.programs import ProgramSet
-from tfpar.runtime.backends.in_process import InProcessProgram
 from tfpar.spec import Mesh, Replicate, Shard
+from tfpar.tf.interop.convert import convert_func_graph
+from tfpar.tf.runtime.backends.in_process import InProcessProgram
 
 rng = np.random.default_rng(0)
 

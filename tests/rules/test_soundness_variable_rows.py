@@ -6,13 +6,13 @@ import tensorflow as tf
 
 from tests.partitioned import MESHES, devices, record
 from tests.rules.test_soundness_layout import f
-from tfpar.capture.step import argument_specs, capture_step
 from tfpar.compile import CompileOptions, compile_step
 from tfpar.propagation.partitioned_graph import Anchors
-from tfpar.runtime.executable import Executable
-from tfpar.runtime.ranks import Ranks
 from tfpar.spec import Replicate, Shard, replicated_spec
-from tfpar.variables.parallel_variable import ParallelVariable
+from tfpar.tf.capture.step import argument_specs, capture_step
+from tfpar.tf.runtime.executable import Executable
+from tfpar.tf.runtime.ranks import Ranks
+from tfpar.tf.variables.parallel_variable import ParallelVariable
 
 IDS = np.array([4, 0, 6, 2], "int32")
 

@@ -39,10 +39,10 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         TfparError: as of `tap.calibrate`.
     """
-    from tfpar.calibration.calibrate import calibrate
     from tfpar.cli.problem import parse_mesh
     from tfpar.cluster.files import cluster_text
-    from tfpar.distributed.world import this_world
+    from tfpar.jobs.calibration.calibrate import calibrate
+    from tfpar.tf.distributed.world import this_world
 
     mesh = parse_mesh(options.mesh) if options.mesh is not None else None
     cluster = calibrate(mesh, options.output, budget_s=options.budget)

@@ -12,7 +12,7 @@ from typing import Any
 from tfpar.cluster import units
 from tfpar.cluster.description import Cluster, Level, Node
 from tfpar.cluster.lookup import find_cluster, preset_names
-from tfpar.report.tables import render_table
+from tfpar.observability.report.tables import render_table
 
 JSON_VERSION = 1
 """Of what `--json` prints: it is counted up where a key changes its meaning or goes."""

@@ -55,9 +55,9 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         TfparError: a file that is no plan, or a model that is none of both.
     """
+    from tfpar.observability.report.compare import Comparison
+    from tfpar.observability.report.data.build import build_report
     from tfpar.plans import Plan
-    from tfpar.report.compare import Comparison
-    from tfpar.report.data.build import build_report
 
     integer("--steps", options.steps, 1)
     if options.build is None and (options.data or options.batch_size):

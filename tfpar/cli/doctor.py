@@ -8,9 +8,9 @@ import json
 import sys
 from collections.abc import Sequence
 
-from tfpar.doctor import Finding, Status
+from tfpar.jobs.doctor import Finding, Status
+from tfpar.observability.report.tables import render_table
 from tfpar.progress import reporting
-from tfpar.report.tables import render_table
 
 SOUND, UNSOUND = 0, 1
 
@@ -33,7 +33,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(options: argparse.Namespace) -> int:
     """Examine this machine; returns the exit code."""
-    from tfpar.doctor.examination import examine
+    from tfpar.jobs.doctor.examination import examine
 
     with reporting("looking at this machine", wanted=sys.stderr.isatty()) as report:
         findings = list(examine(quick=options.quick, tell=report.tell))

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from tfpar.cli.problem import CLUSTER, add_model, add_search, parse_meshes
 from tfpar.cli.quiet import quiet_tensorflow
 from tfpar.cluster.lookup import find_cluster
-from tfpar.report.what_if import Estimate, estimates_json, estimates_table
+from tfpar.observability.report.what_if import Estimate, estimates_json, estimates_table
 from tfpar.spec import MemoryLimitError, Mesh, TfparError
 from tfpar.spec.arguments import integer
 
 if TYPE_CHECKING:
     from tfpar.progress import Reporter
-    from tfpar.traced import TracedModel
+    from tfpar.tf.traced import TracedModel
 
 FITS, NONE_FITS = 0, 1
 
@@ -65,8 +65,8 @@ def run(options: argparse.Namespace) -> int:
             find_cluster(cluster)  # an unknown one is refused, whatever the others are
     with quiet_tensorflow():
         from tfpar.cli.plan import check_machines, read_settings, trace_step
-        from tfpar.report.estimate import estimate
-        from tfpar.traced import make_search_reporter
+        from tfpar.observability.report.estimate import estimate
+        from tfpar.tf.traced import make_search_reporter
     settings = read_settings(options)
     impossible: dict[tuple[Mesh, str], TfparError] = {}
     for mesh, cluster in pairs:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from tfpar.install import horovod
+from tfpar.jobs.install import horovod
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -12,11 +12,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfpar.api import auto_parallel
-from tfpar.capture.step import argument_specs
 from tfpar.cli.model import Made
 from tfpar.cli.script import scripts
-from tfpar.keras import adapter
 from tfpar.plans import Plan
+from tfpar.tf.capture.step import argument_specs
+from tfpar.tf.keras import adapter
 
 STEPS_A_ROUND = 3
 """Plans take turns: what else the machine does slows all of them."""

@@ -12,10 +12,10 @@ import keras
 import tensorflow as tf
 
 from tfpar import api
-from tfpar.capture.step import argument_specs
 from tfpar.cli.script import call
 from tfpar.spec import CaptureError, TfparError
 from tfpar.spec.arguments import integer
+from tfpar.tf.capture.step import argument_specs
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,16 +17,16 @@ from tfpar.cli.script import scripts
 from tfpar.cluster.lookup import find_cluster
 from tfpar.constraints import Constraint
 from tfpar.hints import read_hints
-from tfpar.keras import adapter
+from tfpar.observability.report.data.build import build_report
+from tfpar.observability.report.what_if import what_if
 from tfpar.options import PlanKeywords, settings_of
 from tfpar.planning.incumbent import SearchInterrupted
 from tfpar.plans import Offload, Plan
-from tfpar.report.data.build import build_report
-from tfpar.report.what_if import what_if
-from tfpar.session import Session
 from tfpar.settings import Settings
 from tfpar.spec import Mesh, PlanError, TfparError
-from tfpar.traced import TracedModel, make_search_reporter, resolve_cluster
+from tfpar.tf.keras import adapter
+from tfpar.tf.session import Session
+from tfpar.tf.traced import TracedModel, make_search_reporter, resolve_cluster
 from tfpar.writable import check_writable
 
 FOUND, INTERRUPTED = 0, 1

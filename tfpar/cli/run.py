@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 
-from tfpar import launch
-from tfpar.launch import environment as names
-from tfpar.launch.options import BACKENDS, RunOptions
+from tfpar.jobs import launch
+from tfpar.jobs.launch import environment as names
+from tfpar.jobs.launch.options import BACKENDS, RunOptions
+from tfpar.observability.timeline.request import DEFAULT_STEPS, TimelineRequest
 from tfpar.spec.errors import TfparError
-from tfpar.timeline.request import DEFAULT_STEPS, TimelineRequest
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -83,9 +83,9 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
+    from tfpar.observability.report.data.build import build_report
+    from tfpar.observability.report.explain import explain, explain_as_data
     from tfpar.plans import Plan
-    from tfpar.report.data.build import build_report
-    from tfpar.report.explain import explain, explain_as_data
 
     report = build_report(Plan.load(options.plan))
     if options.json:

@@ -33,10 +33,10 @@ def run(options: argparse.Namespace) -> int:
         PlanError: the plan cannot be read, or has no prices or no report.
         TfparError: the timeline cannot be written.
     """
+    from tfpar.observability.report.data.schema import read_report
+    from tfpar.observability.timeline.predicted import predicted_trace
     from tfpar.plans import Plan
-    from tfpar.report.data.schema import read_report
     from tfpar.spec.quantities import format_seconds
-    from tfpar.timeline.predicted import predicted_trace
 
     check_writable("timeline", options.output)
     plan = Plan.load(options.plan)

@@ -53,8 +53,8 @@ def run(options: argparse.Namespace) -> int:
         from tfpar.cli.model import Made
         from tfpar.cli.plan import check_batch_size, read_constraints, read_keywords
         from tfpar.cli.script import scripts
-        from tfpar.distributed.world import this_world
-        from tfpar.verification import verify
+        from tfpar.observability.verification import verify
+        from tfpar.tf.distributed.world import this_world
     check_batch_size(options)
     asked = read_keywords(options) | {"cluster": options.cluster, "plan": options.plan}
     with scripts() as load:

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
+from tfpar.compile.local.local_graph import EFFECT_OF, TASK
+from tfpar.compile.local.programs import ProgramSet
+from tfpar.compile.local.reshard import COLLECTIVE_TYPES
+from tfpar.compile.local.transfers import TRANSFER_TYPES, channels_of
 from tfpar.ir.effects import OUTSIDE, Access, Accesses, Resource, conflicts, live_ops, resource_of
 from tfpar.ir.graph import Graph, Op
 from tfpar.ir.traits import SOURCES
-from tfpar.rewrite.local_graph import EFFECT_OF, TASK
-from tfpar.rewrite.programs import ProgramSet
-from tfpar.rewrite.reshard import COLLECTIVE_TYPES
-from tfpar.rewrite.transfers import TRANSFER_TYPES, channels_of
 from tfpar.spec import CompilerError
 
 _UNORDERED = SOURCES.union(COLLECTIVE_TYPES)

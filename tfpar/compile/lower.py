@@ -7,6 +7,21 @@ import functools
 from collections.abc import Collection, Sequence
 
 from tfpar.compile.effect_order import check_marks, check_programs, races
+from tfpar.compile.local.chunks import build_chunked_program, split_batch
+from tfpar.compile.local.early_collectives import start_collectives_early
+from tfpar.compile.local.local_graph import LocalProgram, build_local_program
+from tfpar.compile.local.microbatches import build_microbatched_program
+from tfpar.compile.local.packing import DEFAULT_BUCKET_BYTES, pack_collectives
+from tfpar.compile.local.programs import ProgramSet
+from tfpar.compile.local.rank_dependence import find_rank_dependent_axes
+from tfpar.compile.local.stage_split import (
+    PipelineLowering,
+    send_in_slices,
+    split_stages,
+    write_in_stages,
+)
+from tfpar.compile.local.uneven_program import build_uneven_program
+from tfpar.compile.local.xla_regions import Compiles, compile_regions
 from tfpar.compile.passes import Observer, Pass, ignore_pass
 from tfpar.compile.simplify import prepare_step
 from tfpar.ir.graph import Tensor
@@ -16,21 +31,6 @@ from tfpar.pipeline.statistics import BatchStatisticsOf
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned_graph import Anchors, PartitionedGraph
 from tfpar.propagation.prepared_graph import PreparedGraph
-from tfpar.rewrite.chunks import build_chunked_program, split_batch
-from tfpar.rewrite.early_collectives import start_collectives_early
-from tfpar.rewrite.local_graph import LocalProgram, build_local_program
-from tfpar.rewrite.microbatches import build_microbatched_program
-from tfpar.rewrite.packing import DEFAULT_BUCKET_BYTES, pack_collectives
-from tfpar.rewrite.programs import ProgramSet
-from tfpar.rewrite.rank_dependence import find_rank_dependent_axes
-from tfpar.rewrite.stage_split import (
-    PipelineLowering,
-    send_in_slices,
-    split_stages,
-    write_in_stages,
-)
-from tfpar.rewrite.uneven_program import build_uneven_program
-from tfpar.rewrite.xla_regions import Compiles, compile_regions
 from tfpar.spec import Mesh, UnevenMesh, replicated_spec
 
 

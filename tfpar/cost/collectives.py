@@ -28,7 +28,7 @@ from tfpar.spec import Mesh
 _PASSES = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
 
 PACKED_KINDS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
-"""The collectives that are packed (`rewrite.packing`)."""
+"""The collectives that are packed (`compile.local.packing`)."""
 
 _MANY = 2.0**40
 

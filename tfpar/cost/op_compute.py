@@ -73,7 +73,7 @@ _AS_SLOW = {
     "Log1p": "Log",
     "Expm1": "Exp",
 }
-"""Op types that are as fast as the one that is measured (`calibration.kernels`)."""
+"""Op types that are as fast as the one that is measured (`jobs.calibration.kernels`)."""
 
 
 def flops(op: Op, rule: OpRule) -> float:

@@ -1,5 +1,5 @@
 """Cost of sums over microbatches: each adds its part to the sum so far, in the task that makes it
-(`rewrite.task_body`), which reads both and writes a sum."""
+(`compile.local.task_body`), which reads both and writes a sum."""
 
 from __future__ import annotations
 

@@ -8,9 +8,9 @@ and values are made of one tensor, and their gradients are added up to that of o
           +--> MatMul(w3) --> +b3 --+                  +--> MatMul(w3) --+
 
 No branch waits for another. So collectives of one kind and group on several of them are packed when
-the step is written (`rewrite.packing`), and so are those of the weights that the branches read.
-What lies on a branch is told by what is near it, so that it is the same in a block of layers that
-is repeated and in one that stands for all of them (`planning.folding.fold`).
+the step is written (`compile.local.packing`), and so are those of the weights that the branches
+read. What lies on a branch is told by what is near it, so that it is the same in a block of layers
+that is repeated and in one that stands for all of them (`planning.folding.fold`).
 """
 
 from __future__ import annotations

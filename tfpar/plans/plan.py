@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 class _Views(Protocol):
-    """The functions of `report.views`."""
+    """The functions of `observability.report.views`."""
 
     def report_data(
         self, plan: Plan, partitioned: PartitionedGraph | None, /
@@ -78,7 +78,7 @@ def _views() -> _Views:
     """What shows plans. It reads them: a plan is a value that knows nothing of how it is shown, and
     its methods look the views up when the first is asked for. Nothing else here may import them
     (`tests/test_imports.py`)."""
-    from tfpar.report import views
+    from tfpar.observability.report import views
 
     return views
 
@@ -331,9 +331,9 @@ class Plan:
     def report_data(self, partitioned: PartitionedGraph | None = None) -> dict[str, Any]:
         """All that there is to show of the plan, as a JSON object of a versioned format.
 
-        `tfpar.report.data.schema` says what its fields are. `summary`, `explain`, `graph` and the
-        commands read it and nothing else; `save` keeps it with the plan, where the graph of the
-        step is known: then it needs no model to be shown again.
+        `tfpar.observability.report.data.schema` says what its fields are. `summary`, `explain`,
+        `graph` and the commands read it and nothing else; `save` keeps it with the plan, where the
+        graph of the step is known: then it needs no model to be shown again.
 
         Raises:
             PlanError: the report that the plan's file holds is malformed, or of another version.

@@ -17,9 +17,10 @@ from tests.clusters import two_levels
 from tests.e2e.test_patterns import HIDDEN, LENGTH, MEGATRON, VOCABULARY, gpt
 from tests.partitioned import OP_TYPES, ends
 from tests.plan.graphs import mlp, partition
-from tfpar.capture.step import argument_specs
 from tfpar.cluster.network import Link
 from tfpar.compile import prepare_step, simplify_step
+from tfpar.compile.local.local_graph import build_local_program
+from tfpar.compile.local.reshard import COLLECTIVE_TYPES
 from tfpar.cost.collectives import collective_seconds
 from tfpar.cost.evaluate import evaluate
 from tfpar.cost.update import update_seconds
@@ -27,12 +28,11 @@ from tfpar.ir.fingerprint import fingerprint
 from tfpar.ir.graph import Graph
 from tfpar.ir.planning_graph import planning_graph
 from tfpar.ir.roles import BACKWARD, FORWARD, PHASES, UPDATE, Roles
-from tfpar.keras.adapter import parallel_model
 from tfpar.plans import plan_from_constraints
 from tfpar.propagation.engine import propagate
-from tfpar.rewrite.local_graph import build_local_program
-from tfpar.rewrite.reshard import COLLECTIVE_TYPES
 from tfpar.spec import Mesh, Shard, replicated_spec
+from tfpar.tf.capture.step import argument_specs
+from tfpar.tf.keras.adapter import parallel_model
 
 MB = 2**20
 

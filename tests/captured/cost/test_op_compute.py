@@ -12,7 +12,6 @@ from tfpar.cluster.network import Link
 from tfpar.cost import op_compute
 from tfpar.cost.op_compute import flops
 from tfpar.cost.pricer import Pricer, trips
-from tfpar.interop.convert import convert_func_graph
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType, Op
 from tfpar.ir.roles import BACKWARD, Roles
@@ -24,6 +23,7 @@ from tfpar.propagation.partitioned_graph import Anchors, Decision, Reshard
 from tfpar.propagation.prepared_graph import prepare
 from tfpar.rules.rule import PLAIN
 from tfpar.spec import Mesh, Partial, Replicate, Shard, replicated_spec
+from tfpar.tf.interop.convert import convert_func_graph
 
 
 def all_flops(function, *shapes):

@@ -3,8 +3,8 @@
 import tensorflow as tf
 
 from tests.partitioned import check
-from tfpar.interop.convert import convert_func_graph
 from tfpar.spec import Mesh, Replicate, Shard
+from tfpar.tf.interop.convert import convert_func_graph
 
 
 def convert(function, *specs):

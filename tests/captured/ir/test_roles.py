@@ -9,12 +9,12 @@ import tensorflow as tf
 
 import tfpar as tap
 from tests.partitioned import trace
-from tfpar.capture.step import argument_specs
 from tfpar.compile import prepare_step
-from tfpar.interop.convert import convert_func_graph
 from tfpar.ir.roles import BACKWARD, FORWARD, UPDATE, Roles
-from tfpar.keras.adapter import parallel_model
 from tfpar.propagation.prepared_graph import prepare
+from tfpar.tf.capture.step import argument_specs
+from tfpar.tf.interop.convert import convert_func_graph
+from tfpar.tf.keras.adapter import parallel_model
 
 
 class Tied(keras.Model):

@@ -26,8 +26,8 @@ TABLE = {
 KNOWN = frozenset().union(*TABLE.values())
 
 OF_THEIR_OWN = {
-    "calibration/devices.py": "the ops that are timed",
-    "calibration/kernels.py": "the ops that are timed",
+    "jobs/calibration/devices.py": "the ops that are timed",
+    "jobs/calibration/kernels.py": "the ops that are timed",
     "cost/op_compute.py": "how the work of each is counted",
     "ir/builder.py": "what each gives of a dtype of its own",
     "ir/constants.py": "how each is evaluated",
@@ -36,9 +36,9 @@ OF_THEIR_OWN = {
     "ir/passes/predicate_branches.py": "how each write is undone",
     "ir/passes/trim.py": "why each is left out",
     "pipeline/partial_sums.py": "how those of microbatches are put together",
-    "variables/initial/blocks.py": "whose bits are the same in blocks",
-    "verification/noise.py": "which of them add up, by their beginnings",
-    "capture/arrays_v1.py": "what hands an array on, in TensorFlow 1's control flow",
+    "tf/variables/initial/blocks.py": "whose bits are the same in blocks",
+    "observability/verification/noise.py": "which of them add up, by their beginnings",
+    "tf/capture/arrays_v1.py": "what hands an array on, in TensorFlow 1's control flow",
 }
 """Modules that list op types for a question that no one else asks."""
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfpar.capture.step import argument_specs, capture_step
 from tfpar.compile import prepare_step
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned_graph import Anchors, PartitionedGraph
 from tfpar.spec import Mesh, Partial, Replicate, Shard, format_spec, local_shape, parse_spec
+from tfpar.tf.capture.step import argument_specs, capture_step
 
 B, S, H, HEADS = 4, 8, 16, 4
 COLUMN_FIRST, ROW_FIRST = "S(1),S(0)", "S(0),S(1)"

@@ -1,7 +1,7 @@
 """Handles that a region is given and does not use: it does without them.
 
 Functions that were traced while variables were split give shards to their loops and branches, in
-which only the variables themselves are left (`interop.variable_calls`).
+which only the variables themselves are left (`tf.interop.variable_calls`).
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Inter-operator parallelism: which pipeline a step runs in, on which machines (auto3d §4, Rhino §5)."""
+"""Inter-operator parallelism: the pipeline of a step and its machines (auto3d §4, Rhino §5)."""

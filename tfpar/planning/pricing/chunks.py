@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
+from tfpar.compile.local.chunks import CHUNKS
 from tfpar.ir.collection import collection_paused
 from tfpar.planning.pricing.price import SingleStagePricer, seconds_of
 from tfpar.planning.problem import Problem
 from tfpar.plans import Plan
-from tfpar.rewrite.chunks import CHUNKS
 
 MIN_SAVING = 0.02
 """The part of a step that chunks have to save (empirical). It is less than `Objective.uncertainty`:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
+from tfpar.compile.local.batch_statistics import statistics_of
+from tfpar.compile.local.chunks import split_batch
 from tfpar.ir.roles import BACKWARD, Roles
 from tfpar.pipeline.statistics import EXACT, BatchStatistics
 from tfpar.planning.problem import Problem, step_anchors
 from tfpar.plans import Plan
 from tfpar.propagation.partitioned_graph import Anchors, PartitionedGraph
-from tfpar.rewrite.batch_statistics import statistics_of
-from tfpar.rewrite.chunks import split_batch
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

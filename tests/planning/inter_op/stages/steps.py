@@ -9,6 +9,10 @@ from collections.abc import Mapping
 from tests.planning.inter_op.stages.test_unit_builder import seconds
 from tests.planning.problems import Captured
 from tfpar.cluster.description import Cluster, Device, Level
+from tfpar.compile.local.local_graph import LocalProgram, StagePass
+from tfpar.compile.local.microbatches import build_microbatched_program
+from tfpar.compile.local.stage_split import PipelineLowering, split_stages
+from tfpar.compile.local.uneven_program import build_uneven_program
 from tfpar.cost.cost import Cost
 from tfpar.cost.pipeline_cost import PipelineCost
 from tfpar.cost.pipeline_cost_model import PipelineCostModel, bottleneck_cost, staged_cost
@@ -25,10 +29,6 @@ from tfpar.planning.problem import Problem
 from tfpar.plans import PipelinePlan, Plan
 from tfpar.plans.variables import PlannedVariable
 from tfpar.propagation.uneven_batch import with_own_share
-from tfpar.rewrite.local_graph import LocalProgram, StagePass
-from tfpar.rewrite.microbatches import build_microbatched_program
-from tfpar.rewrite.stage_split import PipelineLowering, split_stages
-from tfpar.rewrite.uneven_program import build_uneven_program
 from tfpar.spec import Mesh, Shard, Spec, UnevenMesh, replicated_spec
 
 DEVICE = Device({"float32": 1e9}, 2**30, 1e9, 1e-7)

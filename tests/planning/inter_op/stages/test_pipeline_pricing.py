@@ -12,6 +12,10 @@ from tests.cases import at_night, some_first
 from tests.planning.inter_op.stages.program_memory import most_stored
 from tests.planning.inter_op.stages.steps import DEVICE, Staged, machines, priced_in_stages
 from tfpar.cluster.description import Cluster, Device, Level, Node
+from tfpar.compile.local.batch_statistics import statistics_of
+from tfpar.compile.local.local_graph import build_local_program
+from tfpar.compile.local.microbatch_rounds import schedule_rounds
+from tfpar.compile.local.rank_local_axis import Repetition
 from tfpar.cost.cost import Cost
 from tfpar.cost.evaluate import evaluate
 from tfpar.cost.microbatches import microbatched_cost
@@ -26,10 +30,6 @@ from tfpar.planning.memory.recompute import Blocks
 from tfpar.planning.pricing.price import price_plan
 from tfpar.plans import OffloadPlan, Plan
 from tfpar.readable import FieldError, convert
-from tfpar.rewrite.batch_statistics import statistics_of
-from tfpar.rewrite.local_graph import build_local_program
-from tfpar.rewrite.microbatch_rounds import schedule_rounds
-from tfpar.rewrite.rank_local_axis import Repetition
 from tfpar.spec import ScheduleError, TfparError, UnevenMesh
 
 MODELS = ["gpt", "t5_3_layers", "unet"]

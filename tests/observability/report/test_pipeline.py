@@ -1,0 +1,73 @@
+"""Plans in stages as text: where each stage runs, what lies there, and in which order."""
+
+import dataclasses
+
+from tests.plan.graphs import mlp, partition
+from tests.plan.test_stages import MESH, staged
+from tfpar.constraints import shard
+from tfpar.observability.report.announcement import announcement
+from tfpar.pipeline import Schedule
+from tfpar.pipeline.generators import generate
+from tfpar.plans import plan_from_constraints
+
+
+def rows(text: str, title: str) -> list[list[str]]:
+    """The cells of the table with this title."""
+    lines = text.split(f"{title}", 1)[1].splitlines()[1:]
+    table = []
+    for line in lines:
+        if not line.startswith(("|", "+")):
+            break
+        if line.startswith("|"):
+            table.append([cell.strip() for cell in line.strip("|").split("|")])
+    return table[1:]
+
+
+def laid(schedule: Schedule, **changes):
+    """A plan of this schedule with a kernel that is split, and what propagation makes of it."""
+    fixed = plan_from_constraints(mlp(momentum=True), MESH, [shard("fc1/kernel", 1, "model")])
+    plan = dataclasses.replace(staged(schedule, **changes), variables=fixed.variables)
+    return plan, partition(mlp(momentum=True), plan)
+
+
+def test_a_table_says_where_stages_run_and_what_lies_there():
+    plan, partitioned = laid(generate("1f1b", 2, 4))
+    text = plan.summary(partitioned, full=True)
+    assert text.startswith("Plan on 2 stages, each data=1 x model=2 (4 ranks), ")
+    assert "in 4 microbatches" in text.splitlines()[0]
+    first, last = rows(text, "Stages (schedule 1f1b)")
+    # Of fc1 the kernel, its momentum and the bias are split in two, of fc2 all but the bias.
+    split = (30 + 30 + 5 + 30 + 30 + 6) * 4
+    assert first == ["0", "0-1", "block_0/fc1, block_0/fc2", "1.00 KiB", f"{split} B"]
+    assert last == ["1", "2-3", "head", f"{(30 + 5 + 30) * 4} B", f"{(30 + 5 + 30) * 4} B"]
+    kernel = next(row for row in rows(text, "Variables\n") if row[0] == "block_0/fc1/kernel")
+    assert kernel[2:4] == ["S(1) over model", "0"]
+    other = rows(text, "Variables\n")[-1]
+    assert other[0].startswith("3 optimizer") and other[3] == "0-1" and not other[5]
+    assert "per device" not in text.split("Total: ")[1].splitlines()[0]
+
+
+def test_virtual_stages_share_ranks_and_say_so():
+    plan, partitioned = laid(generate("zb-v", 2, 4), recompute=True)
+    text = plan.summary(partitioned, full=True)
+    assert text.startswith("Plan on 4 stages on 2 sets of ranks, each data=1 x model=2 (4 ranks)")
+    title = "Stages (schedule zb-v, forward passes run again in the backward pass)"
+    assert [row[1] for row in rows(text, title)] == ["0-1", "2-3", "2-3", "0-1"]
+
+
+def test_a_given_schedule_has_no_name():
+    given = Schedule.parse("0F0,0F1,0B1,0B0\n1F0,1F1,1B1,1B0")
+    assert "Stages (a given schedule)" in staged(given).summary()
+
+
+def test_a_variable_and_a_layer_are_explained_with_their_stage():
+    plan, partitioned = laid(generate("1f1b", 2, 4))
+    for text in (plan.explain("head/kernel"), plan.explain("head/kernel", partitioned)):
+        assert "\n  Stage: 1 of 2, on ranks 2-3\n" in text
+    alone = dataclasses.replace(plan, stages=None, microbatches=1)
+    assert "Stage" not in alone.explain("head/kernel") and "Stage" not in alone.summary()
+
+
+def test_the_announcement_says_how_many_stages_there_are():
+    plan, partitioned = laid(generate("1f1b", 2, 4))
+    assert announcement(plan, partitioned).startswith("2 stages, each data=1 x model=2, ")

@@ -1,0 +1,79 @@
+"""Why other pipelines lost, as text."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from tests.clusters import device
+from tfpar.cluster.description import Cluster
+from tfpar.cost.cost import Cost
+from tfpar.observability.report.rejected_candidates import explain_rejection
+from tfpar.plans import Plan, RejectedCandidate
+from tfpar.spec import Mesh
+
+NOTHING = (0.0, 0.0, 0.0)
+CHOSEN = Cost(1.0, (0.3, 0.6, 0.1), NOTHING, 0.0, 0.0, 1, weight_bytes=5.0)
+
+
+@pytest.fixture
+def plan() -> Plan:
+    machine = Cluster.regular("small", device(1e9, 1e9, 10.0, 1e9, 0.0), [], 0)
+    return Plan(Mesh.of([1]), (), {}, {}, (), "", cluster=machine, cost=CHOSEN)
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        (
+            {"seconds": 1.5, "exposed_s": 1.0},
+            "500.00 ms slower: gradients would have to take 50 % less",
+        ),
+        (
+            {"seconds": 3.0, "communication_s": (1.9, 0.6, 0.0), "hidden_s": 0.1},
+            "2.00 s slower: collectives would have to take 83.4 % less",
+        ),
+        (
+            {"seconds": 1.003, "transfer_s": 0.8},
+            "3.00 ms slower: compute would have to take 0.3 % less",
+        ),
+        ({"seconds": 2.5, "bubble_s": 1.4}, "1.50 s slower: no part of it alone makes up for that"),
+        ({"seconds": 0.95}, "nearer than predictions can tell, and has more stages"),
+        (
+            {"seconds": 0.5, "weight_bytes": 20.0},
+            "does not fit: a rank would store 20 B",
+        ),
+    ],
+)
+def test_what_would_have_to_change_for_a_rival_to_win(plan, changed, expected):
+    assert (
+        explain_rejection(RejectedCandidate("other", dataclasses.replace(CHOSEN, **changed)), plan)
+        == expected
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "links", "expected"),
+    [
+        (1.5, 3.4201, "500.00 ms slower; taken if links were 3.5 times faster"),
+        (1.5, 1 / 41, "500.00 ms slower; taken if links were 41 times slower"),
+        (0.95, 1.09, "nearer than predictions can tell, and has more stages; taken if links were "),
+    ],
+)
+def test_what_links_would_have_to_be_is_rounded_away_from_what_they_are(
+    plan, seconds, links, expected
+):
+    rival = RejectedCandidate("other", dataclasses.replace(CHOSEN, seconds=seconds), links=links)
+    assert explain_rejection(rival, plan).startswith(expected)
+    plan = dataclasses.replace(plan, rivals=(rival,))
+    assert Plan.from_json(plan.to_json()).rivals == plan.rivals
+
+
+def test_what_was_not_priced_says_why(plan):
+    rival = RejectedCandidate("4 stages", None, "There are fewer layers")
+    assert explain_rejection(rival, plan) == "There are fewer layers"
+    plan = dataclasses.replace(plan, rivals=(rival, RejectedCandidate("2 stages", CHOSEN)))
+    assert Plan.from_json(plan.to_json()) == plan
+    text = plan.summary(full=True)
+    assert "Pipelines that were compared" in text and "There are fewer layers" in text

@@ -1,0 +1,25 @@
+"""Writers of checkpoints that can be held up."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from tfpar.tf.checkpoint import draft
+
+_WAIT_S = 60.0
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """Nothing is written before it is opened."""
+    opened, write = threading.Event(), draft.write_part
+
+    def write_later(*arguments):
+        assert opened.wait(_WAIT_S)
+        write(*arguments)
+
+    monkeypatch.setattr(draft, "write_part", write_later)
+    yield opened
+    opened.set()

@@ -1,0 +1,132 @@
+"""What several ranks of a stage hold alike goes to the next stage in slices.
+
+    stage 0, ranks 0 and 1                  stage 1, ranks 2 and 3
+    h, the same on both
+    part = Slice(h): a half each       ->   h = AllGather(part)
+
+Each rank sends one slice to its like, and these gather what they got (Narayanan et al., 2021,
+§4.1). Whether that is faster is for prices to say (`cost.slices`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from tfpar.compile.local.local_graph import LocalProgram, StagePass
+from tfpar.compile.local.sinking import earliest
+from tfpar.ir.builder import GraphBuilder
+from tfpar.ir.graph import Graph, Op, Tensor, itemsize
+from tfpar.ir.traits import CONSTANTS
+from tfpar.pipeline.step_stages import can_be_sent
+from tfpar.spec import Spec, local_shape
+
+
+class Slicing(Protocol):
+    """Says what is sent in slices; see `cost.slices.ScatterGatherCost`."""
+
+    def axes(
+        self, spec: Spec, parts: Sequence[Sequence[int]], num_bytes: int, source: int, target: int
+    ) -> tuple[int, ...]:
+        """The mesh axes whose ranks each send a slice of a tensor; none where it goes whole.
+
+        Their ranks hold it alike, and make up a divisor of the number of its entries.
+
+        Args:
+            spec: of the tensor; what lies behind the axes of ranks are microbatches.
+            parts: the shape of what ranks have of it, of each kind of them (`Mesh.views`).
+            num_bytes: of an entry.
+            source, target: actors.
+        """
+        ...
+
+
+def scatter_gather_transfers(
+    program: LocalProgram, actors: Sequence[int], slicing: Slicing
+) -> None:
+    """Slice where it is made, and gather where it is read, what goes from actor to actor; in place.
+
+    What the program gives goes whole, to all ranks.
+
+    Args:
+        program: of the whole step; its ops have places.
+        actors: that run each stage.
+    """
+    writer = _Writer(program)
+    readers, given = program.graph.consumers(), {*program.graph.outputs}
+    for op in program.graph.ops:
+        writer.ops.append(op)
+        for tensor in op.outputs if op in program.places else ():
+            layout = program.layouts.get(tensor)
+            if layout is None or tensor in given or not can_be_sent(tensor):
+                continue
+            shape, spec = layout
+            parts = [local_shape(shape or (), spec, view) for view in program.mesh.views]
+            source = actors[program.places[op].stage]
+            for target, reading in _by_actor(program, readers.get(tensor, ()), actors).items():
+                if target != source:
+                    axes = slicing.axes(spec, parts, itemsize(tensor.dtype), source, target)
+                    if axes:
+                        writer.send(tensor, axes, reading)
+    program.graph.ops = writer.ops
+
+
+def _by_actor(
+    program: LocalProgram, ops: Iterable[Op], actors: Sequence[int]
+) -> dict[int, list[Op]]:
+    found: dict[int, list[Op]] = {}
+    for op in ops:
+        if op in program.places:
+            found.setdefault(actors[program.places[op].stage], []).append(op)
+    return found
+
+
+class _Writer:
+    """Adds ops to those of a program.
+
+    Attributes:
+        ops: the new program's so far.
+    """
+
+    def __init__(self, program: LocalProgram) -> None:
+        self._build = GraphBuilder(Graph(functions=program.graph.functions))
+        self._mesh, self._places = program.mesh, program.places
+        self._slices: dict[tuple[Tensor, tuple[int, ...]], Tensor] = {}
+        self.ops = self._build.graph.ops
+
+    def send(self, tensor: Tensor, axes: tuple[int, ...], reading: Sequence[Op]) -> None:
+        """Have some ops of an actor read what is gathered of slices."""
+        self._build.name = f"{tensor.op.name}/slices{tensor.index}"
+        first = len(self.ops)
+        if (tensor, axes) not in self._slices:
+            self._slices[tensor, axes] = self._slice(tensor, axes)
+            self._put(first, self._places[tensor.op])
+        first = len(self.ops)
+        whole = self._gathered(self._slices[tensor, axes], axes, tensor.shape)
+        self._put(first, earliest(self._places[op] for op in reading))
+        for op in reading:
+            op.inputs = [whole if t is tensor else t for t in op.inputs]
+
+    def _put(self, first: int, place: StagePass) -> None:
+        """The ops from the one at `first` on run at `place`."""
+        emitted = (op for op in self.ops[first:] if op.type not in CONSTANTS)
+        self._places.update(dict.fromkeys(emitted, place))
+
+    def _slice(self, tensor: Tensor, axes: tuple[int, ...]) -> Tensor:
+        """Of a tensor that ranks along `axes` hold alike, the slice of each, flat."""
+        size = tensor.num_elements // self._mesh.group_size(axes)
+        begins = [np.zeros(1, np.int32)] * self._mesh.size
+        for group in self._mesh.groups(axes):
+            for at, rank in enumerate(group):
+                begins[rank] = np.array([at * size], np.int32)
+        flat = self._build.reshape(tensor, (tensor.num_elements,))
+        return self._build.slice(flat, self._build.per_rank(begins), (size,))
+
+    def _gathered(self, part: Tensor, axes: tuple[int, ...], shape: Sequence[int]) -> Tensor:
+        """The tensor of this shape whose slices ranks along `axes` have."""
+        attrs = {"axes": axes, "dims": (0,)}
+        whole = self._build.one("AllGather", (part,), (math.prod(shape),), part.dtype, attrs)
+        return self._build.reshape(whole, shape)

@@ -1,0 +1,283 @@
+"""A step in stages: the program of each set of ranks, and what these send each other.
+
+    stage 0    h = MatMul(x, a)         ->    rank 0, 1    h = MatMul(x, a); Send(h)
+    stage 1    y = MatMul(h, b)               rank 2, 3    h = Recv();  y = MatMul(h, b)
+
+The whole step is written first, for one set of ranks as if it ran all stages; every op has its
+place. Here each set of ranks gets the ops of its stages. A tensor is sent once to each set that
+reads it, rank to rank. What costs nothing is made where it is read: constants, and the parts of
+what is fed. So is what cannot be sent: strings, and what has no known shape. A scalar that is no
+weight, such as a step counter, every set of ranks keeps for itself
+(`compile.local.replicated_scalars`).
+
+A rank asks for a tensor as it turns to the task that comes `RECEIVE_AHEAD` before the one that
+reads it (`pipeline.graph`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from tfpar.compile.local.local_graph import TASK, LocalProgram, StagePass, build_local_program
+from tfpar.compile.local.programs import Group, ProgramSet
+from tfpar.compile.local.replicated_scalars import (
+    can_be_computed,
+    find_replicated_scalars,
+    remove_dead_reads,
+)
+from tfpar.compile.local.scatter_gather import Slicing, scatter_gather_transfers
+from tfpar.compile.local.sinking import sink_all_gathers, sink_input_slices
+from tfpar.compile.local.transfers import recv, send
+from tfpar.ir.builder import GraphBuilder
+from tfpar.ir.effects import OUTSIDE, Accesses
+from tfpar.ir.graph import DType, Graph, Op, Shape, Tensor
+from tfpar.ir.traits import REFERENCES
+from tfpar.pipeline import Schedule
+from tfpar.pipeline.actor_ranks import groups_of
+from tfpar.pipeline.graph import RECEIVE_AHEAD
+from tfpar.pipeline.step_stages import can_be_sent
+from tfpar.propagation.partitioned_graph import PartitionedGraph
+from tfpar.spec import TfparError
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PipelineLowering:
+    """How a step runs in stages.
+
+    Attributes:
+        places: of all ops of the step.
+        schedule: in which order each set of ranks (actor) runs the tasks of its stages.
+        recompute: the backward pass of a stage runs its forward pass again.
+        slicing: what is sent in slices; None: nothing.
+        ranks: of the job, actor by actor; by default in their order.
+    """
+
+    places: Mapping[Op, StagePass]
+    schedule: Schedule
+    recompute: bool = False
+    slicing: Slicing | None = None
+    ranks: Sequence[int] = ()
+
+
+def split_stages(
+    program: LocalProgram, schedule: Schedule, ranks: Sequence[int] = ()
+) -> ProgramSet:
+    """The program of each actor, which has as many ranks of the job as the mesh.
+
+    All of them are fed alike, and give what the step gives.
+
+    Args:
+        program: of the whole step; its ops have places.
+        ranks: of the job, actor by actor; by default in their order.
+
+    Raises:
+        TfparError: what one actor makes and another reads cannot be sent, or a variable would lie
+            with two; names it.
+    """
+    groups = groups_of(schedule.num_actors, program.mesh.size, ranks)
+    writers = [_Actor(program, group) for group in groups]
+    split = _Split(program, schedule, writers)
+    split.write()
+    return ProgramSet(
+        {writer.group: writer.finish(split.kept) for writer in writers},
+        {group: schedule.stages_of(actor) for actor, group in enumerate(groups)},
+    )
+
+
+def write_in_stages(partitioned: PartitionedGraph, step: PipelineLowering) -> LocalProgram:
+    """The program of a whole step whose ops have places, as if one set of ranks ran all of it."""
+    program = build_local_program(partitioned, step.places)
+    sink_input_slices(program)
+    sink_all_gathers(program)
+    return program
+
+
+def send_in_slices(program: LocalProgram, step: PipelineLowering) -> None:
+    """Slice what the step says is sent in slices, in place; see `compile.local.scatter_gather`."""
+    if step.slicing is not None:
+        scatter_gather_transfers(program, step.schedule.actors, step.slicing)
+
+
+class _Actor:
+    """The program of one set of ranks, as it is written."""
+
+    def __init__(self, program: LocalProgram, group: Group) -> None:
+        self.program = program
+        self.group = group
+        self.build = GraphBuilder(Graph(functions=program.graph.functions))
+        self.tensors: dict[Tensor, Tensor] = {}
+        self.shapes: dict[Tensor, Sequence[Shape]] = {}
+        self.ops: dict[Op, Op] = {}
+        self.calls: list[Op] = []
+
+    def copy(self, op: Op, control: Sequence[Op] = ()) -> None:
+        """Add an op whose inputs are there.
+
+        Args:
+            control: of this actor, what it waits for beside what it waits for in the whole step.
+        """
+        clone = self.build.emit(
+            op.type,
+            [self.tensors[t] for t in op.inputs],
+            [(t.shape, t.dtype) for t in op.outputs],
+            op.attrs,
+            op.name,
+            [*(self.ops[c] for c in op.control if c in self.ops), *control],
+            op.stateful,
+        )
+        self.ops[op] = clone
+        for tensor, own in zip(op.outputs, clone.outputs, strict=True):
+            self.have(tensor, own)
+        if clone.type == TASK:
+            self.calls.append(clone)
+
+    def have(self, tensor: Tensor, own: Tensor) -> None:
+        """From now on a tensor of the whole step is there, as `own`."""
+        self.tensors[tensor] = own
+        if tensor in self.program.shapes:
+            self.shapes[own] = self.program.shapes[tensor]
+
+    def awaited(self) -> list[Op]:
+        """What has to end before a tensor is asked for that the next op reads."""
+        return self.calls[-1 - RECEIVE_AHEAD : -RECEIVE_AHEAD]
+
+    def finish(self, kept: Iterable[Tensor]) -> LocalProgram:
+        """The program.
+
+        Args:
+            kept: handles of variables of the whole step that all actors have.
+        """
+        whole, graph = self.program, self.build.graph
+        graph.inputs = [self.tensors[t] for t in whole.graph.inputs]
+        graph.outputs = [self.tensors[t] for t in whole.graph.outputs]
+        graph.variables = [
+            dataclasses.replace(v, handle=self.tensors[v.handle])
+            for v in whole.graph.variables
+            if v.handle in self.tensors
+        ]
+        graph.effects = [self.ops[e] for e in whole.graph.effects if e in self.ops] + [
+            op for op in graph.effects if op.type == "Send"
+        ]
+        handles = {self.tensors[handle] for handle in kept}
+        graph.ops = remove_dead_reads(graph.ops, handles, graph.outputs)
+        # What is in the bodies of tasks, all actors have alike.
+        shapes = {**whole.shapes, **self.shapes}
+        return dataclasses.replace(whole, graph=graph, places={}, shapes=shapes)
+
+
+class _Split:
+    """Shares out the ops of a step among actors."""
+
+    def __init__(self, program: LocalProgram, schedule: Schedule, actors: list[_Actor]) -> None:
+        self.program = program
+        self.actors = actors
+        self._actor_of = schedule.actors
+        self.kept = find_replicated_scalars(program)
+        self._accesses = Accesses(program.graph.functions)
+        self._signals: dict[tuple[Op, _Actor], Op] = {}
+
+    def write(self) -> None:
+        graph = self.program.graph
+        for actor in self.actors:
+            for tensor in (*graph.inputs, *self.kept):
+                actor.copy(tensor.op)
+        everywhere = {op for touching in self.kept.values() for op in touching}
+        for op in graph.ops:
+            place = self.program.places.get(op)
+            if place is not None:
+                own = self.actors[self._actor_of[place.stage]]
+                for actor in self.actors if op in everywhere else [own]:
+                    if op in actor.ops:
+                        continue
+                    for tensor in op.inputs:
+                        self._bring(tensor, actor)
+                    actor.copy(op, [self._signal(c, actor) for c in self._awaited(op, actor)])
+        for variable in graph.variables:
+            if variable.handle in self.kept:
+                continue
+            holding = [actor for actor in self.actors if variable.handle in actor.tensors]
+            if len(holding) > 1:
+                listed = " and ".join(str(list(actor.group)) for actor in holding)
+                raise TfparError(
+                    f"Variable {variable.name!r} is used by its handle by the ranks {listed}; it "
+                    f"can lie with one of them only. Keep what uses it in one stage: "
+                    f"tap.stage(...)."
+                )
+            if not holding:
+                self._bring(variable.handle, self.actors[0])
+        for actor in self.actors:
+            for tensor in graph.outputs:
+                self._bring(tensor, actor, result=tensor)
+
+    def _awaited(self, op: Op, actor: _Actor) -> list[Op]:
+        """The ops of other actors that `op` waits for: of those that have an effect outside, as it
+        has. Of others it waits for data only: each variable lies with one actor, or with all."""
+        outside = OUTSIDE in self._accesses.of(op)
+        apart = [c for c in op.control if outside and c not in actor.ops]
+        return [c for c in apart if OUTSIDE in self._accesses.of(c)]
+
+    def _signal(self, op: Op, actor: _Actor) -> Op:
+        """Send `actor` word that `op`, of another actor, has run; what receives it."""
+        if (op, actor) not in self._signals:
+            source = self.actors[self._actor_of[self.program.places[op].stage]]
+            source.build.name = actor.build.name = f"{op.name}/done/to{actor.group[0]}"
+            word = source.build.const(0, "int32")
+            attrs = {"T": DType("int32")}
+            done = source.build.emit(
+                "Identity", [word], [((), "int32")], attrs, control=[source.ops[op]]
+            )
+            key = _key(f"{op.name}/done")
+            send(source.build, done.outputs[0], key, actor.group)
+            received = recv(actor.build, (), "int32", key, source.group, actor.awaited())
+            self._signals[op, actor] = received.op
+        return self._signals[op, actor]
+
+    def _bring(self, tensor: Tensor, actor: _Actor, result: Tensor | None = None) -> None:
+        """Have `actor` make a tensor that it reads, or receive it.
+
+        Args:
+            result: of the step that the tensor is needed for; None: an op of `actor` reads it.
+        """
+        if tensor in actor.tensors:
+            return
+        place = self.program.places.get(tensor.op)
+        again = _is_made_again(tensor) or can_be_computed(tensor, actor.tensors)
+        if place is not None and not again:
+            self._send(tensor, self.actors[self._actor_of[place.stage]], actor, result)
+            return
+        for read in tensor.op.inputs:
+            self._bring(read, actor, result)
+        actor.copy(tensor.op)
+
+    def _send(self, tensor: Tensor, source: _Actor, target: _Actor, result: Tensor | None) -> None:
+        if not can_be_sent(tensor):
+            what = f"{tensor.name!r} ({tensor.dtype}, shape {tensor.shape}) is made by the ranks "
+            what += f"{list(source.group)} and read by {list(target.group)}, but cannot be sent: "
+            what += "only tensors of numbers, of known shape. "
+            if result is None:
+                what += "Keep what makes and what reads it in one stage: tap.stage(...)."
+            else:
+                what += f"All ranks give {result.name!r}, a result of the step, which is made of "
+                what += "it: return something of known shape instead."
+            raise TfparError(what)
+        key = _key(f"{tensor.op.name}/{tensor.index}")
+        source.build.name = target.build.name = f"{tensor.op.name}/to{target.group[0]}"
+        send(source.build, source.tensors[tensor], key, target.group)
+        received = recv(
+            target.build, tensor.shape, tensor.dtype, key, source.group, target.awaited()
+        )
+        target.have(tensor, received)
+
+
+def _key(text: str) -> str:
+    """The key of a transfer, spelled as names of ops are."""
+    return re.sub(r"[^A-Za-z0-9_.\-/]", ".", text)
+
+
+def _is_made_again(tensor: Tensor) -> bool:
+    """Whether a tensor that cannot be sent, such as a string, can be computed where it is read."""
+    op = tensor.op
+    pure = bool(op.inputs) and not op.stateful and op.type != TASK
+    return pure and tensor.dtype not in REFERENCES and not can_be_sent(tensor)

@@ -1,0 +1,1 @@
+"""Ranks as jobs: started, examined, installed for, measured."""

@@ -1,0 +1,10 @@
+"""What is on this machine, what of it works, and how to mend the rest: `tfpar doctor`.
+
+`jobs.doctor.software` and `jobs.doctor.machine` look at what is there, `jobs.doctor.trials` trains
+on it. TensorFlow is only ever loaded in processes of their own, which may fail or hang in whatever
+way they like.
+"""
+
+from tfpar.jobs.doctor.finding import Finding, Status
+
+__all__ = ["Finding", "Status"]

@@ -1,0 +1,1 @@
+"""What is shown and checked: reports, timelines, monitoring, verification."""

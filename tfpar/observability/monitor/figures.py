@@ -1,0 +1,109 @@
+"""What measured steps mean: samples and FLOPs a second, and how far the prediction was off."""
+
+from __future__ import annotations
+
+import dataclasses
+import resource
+import sys
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfpar.cluster.description import Cluster
+from tfpar.cost.model_flops import model_flops
+from tfpar.plans import Plan
+from tfpar.tf.capture.batches import batch_size_of
+from tfpar.tf.runtime.executable import Executable
+
+DEVICE_PEAK, PROCESS_PEAK = "device_peak_mb", "process_peak_mb"
+
+
+@dataclasses.dataclass(frozen=True)
+class StepVolume:
+    """What a step does, whatever it takes.
+
+    Attributes:
+        samples: of the whole batch; None where no argument has a batch.
+        ideal_s: seconds in which the plan's devices, all together, would compute its matrix
+            products and convolutions at their peak; None where the plan has no cluster.
+        moved_bytes: payload of the collectives and transfers that a rank takes part in, in the
+            mean of all ranks.
+    """
+
+    samples: int | None
+    ideal_s: float | None
+    moved_bytes: float
+
+    @classmethod
+    def of(cls, executable: Executable, plan: Plan) -> StepVolume:
+        """That of a compiled step that runs by `plan`."""
+        partitioned, machines = executable.partitioned, plan.cluster
+        ideal_s = None
+        if machines is not None:
+            flops = model_flops(partitioned)
+            ideal_s = sum(n / _peak(machines, dtype, plan.num_ranks) for dtype, n in flops.items())
+        moved = float(sum(num_bytes for _, _, num_bytes in partitioned.collectives()))
+        stages = plan.stages
+        if stages is not None:
+            sent = () if stages.cost is None else stages.cost.stages
+            moved = (moved + sum(share.sent_bytes for share in sent)) / stages.num_actors
+        return cls(batch_size_of(executable.specs), ideal_s, moved)
+
+
+def _peak(machines: Cluster, dtype: str, num_ranks: int) -> float:
+    """FLOP/s of the devices of all ranks together."""
+    rates = [device.flops_of(dtype) for device in machines.devices[:num_ranks]]
+    return sum(rates) * num_ranks / len(rates)
+
+
+class Times(NamedTuple):
+    """What a step took, in seconds; nan where none was timed.
+
+    Attributes:
+        step_s: of all steps.
+        planned_s: of those of the batch that the plan was made for.
+        read_s: how long a step waited for data.
+    """
+
+    step_s: float
+    planned_s: float
+    read_s: float
+
+
+def figures(
+    times: Times, ran: Mapping[Any, int], works: Mapping[Any, StepVolume], plan: Plan | None
+) -> dict[str, float]:
+    """By their names in Keras's logs; the same names whatever was timed.
+
+    Args:
+        times: as ranks agree on them.
+        ran: how often the steps that were timed ran what.
+        works: what that does; nothing is known of a model that runs on one device.
+    """
+    found = {"step_ms": 1e3 * times.step_s}
+    if not works:
+        return found
+    done = [(works[one], n) for one, n in ran.items()] or [(next(iter(works.values())), 1)]
+    taken_s = times.step_s * sum(n for _, n in done)
+    if all(work.samples is not None for work, _ in done):
+        found["samples_per_s"] = sum(n * (work.samples or 0) for work, n in done) / taken_s
+    if all(work.ideal_s is not None for work, _ in done):
+        found["mfu"] = sum(n * (work.ideal_s or 0.0) for work, n in done) / taken_s
+    moved = sum(n * work.moved_bytes for work, n in done)
+    found["data_ms"] = 1e3 * times.read_s
+    found["moved_mb"] = moved / sum(n for _, n in done) / 1e6
+    if plan is not None and plan.cost is not None:
+        found["predicted_over_measured"] = plan.cost.seconds / times.planned_s
+    return found
+
+
+def peak_memory(devices: Collection[str]) -> tuple[str, float]:
+    """(`DEVICE_PEAK` or `PROCESS_PEAK`, MB): the most that one of these devices has held so far
+    where TensorFlow knows it, as of GPUs; else the most that this process has."""
+    gpus = [f"GPU:{name.rpartition('GPU:')[2]}" for name in devices if "GPU:" in name]
+    if gpus:
+        infos = [tf.config.experimental.get_memory_info(gpu) for gpu in gpus]
+        return DEVICE_PEAK, max(info["peak"] for info in infos) / 1e6
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # Linux counts KiB, macOS bytes
+    return PROCESS_PEAK, most * (1 if sys.platform == "darwin" else 1024) / 1e6

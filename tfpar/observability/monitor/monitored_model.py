@@ -1,0 +1,191 @@
+"""A model that trains, as a monitor sees it: what its steps do, and what ranks agree on."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from tfpar.observability.monitor.correction import correct_cluster, measure_links
+from tfpar.observability.monitor.figures import StepVolume, Times, figures, peak_memory
+from tfpar.observability.monitor.meter import Tally
+from tfpar.observability.monitor.step_parts import (
+    IN_STAGES,
+    WORK,
+    StepPart,
+    parts_of,
+    replanned_text,
+    time_collectives,
+    verdict,
+)
+from tfpar.plans import Plan
+from tfpar.spec.quantities import format_seconds
+from tfpar.tf.distributed.world import World, joined_world
+from tfpar.tf.interop.keras_internals import print_msg
+from tfpar.tf.keras.model import ParallelModel
+from tfpar.tf.steps.replanning import ReplanResult, replan
+from tfpar.tf.steps.shared_plan import SharedPlan
+
+T = TypeVar("T")
+
+
+class _Plain:
+    """What the steps of a model run of which tfpar knows nothing."""
+
+
+class MonitoredModel:
+    """A model that trains. Where ranks are processes, all call the same methods after the same
+    step, and get the same answers.
+
+    Attributes:
+        state: what tfpar knows of the model; None if it runs on one device.
+    """
+
+    def __init__(self, state: ParallelModel | None) -> None:
+        self.state = state
+        self._works: weakref.WeakKeyDictionary[Any, StepVolume] = weakref.WeakKeyDictionary()
+        self._samples: int | None = None  # of the batch that the plan was made for
+        self._planned: Any = None  # what a step of such a batch runs
+        self._version: tuple[SharedPlan, int] | None = None
+        self._plain = _Plain()
+
+    @property
+    def world(self) -> World | None:
+        """The processes that train the model together."""
+        return None if self.state is None else self.state.world
+
+    @property
+    def priced(self) -> Plan | None:
+        """The plan in force, if it was priced for some machines."""
+        plan = None if self.state is None else self.state.plan
+        return None if plan is None or plan.cost is None or plan.cluster is None else plan
+
+    def first(self, what: str, make: Callable[[], T]) -> T | None:
+        """What the first rank makes, None on the others; an error of it is everyone's."""
+        world, made = self.world, []
+        if world is None:
+            job = joined_world()  # processes that train alike, each for itself
+            return make() if job is None or job.rank == 0 else None
+        world.first(what, lambda: made.append(make()))
+        return made[0] if made else None
+
+    # --- steps -------------------------------------------------------------------------
+
+    def ran(self, steps: int) -> Sequence[Any]:
+        """What each step ran of the last call of the train function; of a model on one device
+        nothing is known but that there were so many."""
+        return [self._plain] * steps if self.state is None else self.state.ran
+
+    @property
+    def read_s(self) -> float:
+        """How long that call waited for data; 0 where it is not known."""
+        return 0.0 if self.state is None else self.state.read_s
+
+    def learn(self, ran: Sequence[Any]) -> None:
+        """Find out what steps do that ran for the first time."""
+        state = self.state
+        if state is None or state.plan is None or not ran:
+            return
+        new = [one for one in dict.fromkeys(ran) if one not in self._works]
+        self._works.update({one: StepVolume.of(one, state.plan) for one in new})
+        program = state.program
+        if (program, program.version) != self._version:
+            self._version, self._planned = (program, program.version), None
+            self._samples = program.batch_size or self._works[ran[0]].samples
+        for one in new:
+            if self._works[one].samples == self._samples:
+                self._planned = one
+
+    def agreed(self, tally: Tally) -> Times:
+        """What steps took on the slowest rank."""
+        read_s = tally.read_s / tally.steps if tally.steps else math.nan
+        own = tally.step_s, tally.step_s_of(self._planned), read_s
+        return Times(*self._most("times of steps", own))
+
+    def figures(self, tally: Tally) -> dict[str, float]:
+        """What steps took and did, by names in Keras's logs, and the memory of the rank that has
+        most."""
+        state = self.state
+        ranks = None if state is None else state.session.ranks
+        devices = [] if ranks is None else [ranks.devices[rank] for rank in ranks.local]
+        name, own = peak_memory(devices)
+        (peak,) = self._most("memory", [own])
+        plan = None if state is None else state.plan
+        return {**figures(self.agreed(tally), tally.ran, self._works, plan), name: peak}
+
+    def _most(self, what: str, own: Sequence[float]) -> Sequence[float]:
+        """The largest of what all ranks say, one by one."""
+        world = self.world
+        if world is None:
+            return own
+        with world.at(f"comparing {what}"):
+            told = world.exchange.messages(list(own))
+        return [max(some) for some in zip(*told, strict=True)]
+
+    def compare(self, ran: Sequence[Any]) -> None:
+        """Check that ranks agree on what they hold in common, after the step that ran last.
+
+        Raises:
+            RuntimeMismatchError: names the first variable and ranks that differ.
+        """
+        if self.state is not None and ran:
+            ran[-1].check()
+
+    # --- against the plan --------------------------------------------------------------
+
+    def tell(self, text: str, below_bar: bool = False) -> None:
+        """Show the user a line, once.
+
+        Args:
+            below_bar: a progress bar is at the end of the line that is shown last.
+        """
+        session, world = None if self.state is None else self.state.session, self.world
+        if (
+            below_bar
+            and (session is None or session.options.verbose)
+            and not (world and world.rank)
+        ):
+            print_msg("")
+        if session is None:
+            print_msg(f"tfpar: {text}")
+        else:
+            session.tell(text)
+
+    def verdict(self, tally: Tally) -> tuple[str, list[StepPart]]:
+        """One line on what was predicted and measured, and the parts of a step; none where nothing
+        was predicted."""
+        state, plan, times = self.state, self.priced, self.agreed(tally)
+        measured = f"measured {format_seconds(times.step_s)} a step"
+        if state is None:
+            return f"{measured}, on one device", []
+        if plan is None or math.isnan(times.planned_s):
+            return f"{measured}; nothing was predicted for it", []
+        assert plan.cost is not None
+        parts = self._parts(state, plan, times)
+        return verdict(plan.cost.seconds, times.planned_s, parts), parts
+
+    def plan_anew(self, times: Times, gain: float) -> ReplanResult | None:
+        """Plan the model anew for its machines as they are, and take the plan if it gains enough.
+
+        Args:
+            times: of steps by the plan in force.
+            gain: see `tf.steps.replanning.replan`.
+        """
+        state, plan = self.state, self.priced
+        if state is None or plan is None or state.trained_by is None:
+            return None
+        assert plan.cluster is not None
+        session = state.session
+        parts, step_s = self._parts(state, plan, times), times.planned_s
+        work = next((part.ratio for part in parts if part.name in (WORK, IN_STAGES)), 1.0)
+        links = measure_links(session.mesh, session.ranks)
+        machines = correct_cluster(plan.cluster, links, work)
+        found = replan(state.trained_by, self._planned, machines, step_s, gain)
+        if found is not None:
+            self.tell(replanned_text(step_s, found.before_s, found.after_s, found.taken))
+        return found
+
+    def _parts(self, state: ParallelModel, plan: Plan, times: Times) -> list[StepPart]:
+        collectives = time_collectives(plan, self._planned, state.session.ranks)
+        return parts_of(plan, self._planned, collectives, times.planned_s, times.read_s)

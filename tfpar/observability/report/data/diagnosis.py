@@ -1,0 +1,150 @@
+"""What a plan comes to in words: a verdict, what to beware of, what would change it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from tfpar.observability.report.data.schema import (
+    CandidateSummary,
+    Collective,
+    CostSummary,
+    Facts,
+    LayerSummary,
+    Machines,
+    PipelineSummary,
+    RunWhole,
+    WithoutRule,
+)
+from tfpar.observability.report.slower import why_slower
+from tfpar.spec.quantities import format_bytes, format_seconds
+
+MOST_HINTS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanDiagnosis:
+    """What is read to say something of a plan; as in a `Report`."""
+
+    facts: Facts
+    machines: Machines | None
+    cost: CostSummary | None
+    layers: Sequence[LayerSummary]
+    collectives: Sequence[Collective]
+    pipeline: PipelineSummary | None
+    candidates: Sequence[CandidateSummary]
+    without_rule: Sequence[WithoutRule]
+    run_whole: Sequence[RunWhole]
+
+    def verdict(self) -> str:
+        """One sentence: what the plan is, and what it gains."""
+        facts, cost = self.facts, self.cost
+        ranks = f"{facts.ranks} rank{'s' if facts.ranks > 1 else ''}"
+        text = f"{facts.where} ({ranks}), {facts.batch}"
+        if cost is None:
+            return f"{text}; nothing was priced."
+        text += f": {format_seconds(cost.seconds)} a step"
+        alone = self._baseline("one device")
+        if alone is not None and alone.seconds is not None and facts.ranks > 1 and cost.seconds:
+            times = alone.seconds / cost.seconds
+            text += f", {times:.1f} times as fast as one device"
+        limit = None if self.machines is None else self.machines.memory_limit
+        stored = format_bytes(cost.memory_bytes)
+        text += f"; {stored} a device"
+        if limit:
+            text += f" of {format_bytes(limit)}"
+        return f"{text}."
+
+    def _baseline(self, name: str) -> CandidateSummary | None:
+        found = (c for c in self.candidates if c.kind == "baseline" and c.name == name)
+        return next(found, None)
+
+    def warnings(self) -> Iterator[str]:
+        """What a user should know before trusting the plan."""
+        facts, cost = self.facts, self.cost
+        if facts.cut_short:
+            yield (
+                "The search was cut short before its end: there may be better plans. "
+                "`search_seconds=` gives it more time."
+            )
+        if cost is not None and facts.ranks > 1 and not facts.splits_anything:
+            yield (
+                "Every rank computes the same: for this model and batch, communication would take "
+                "longer than what it saves."
+            )
+        alone = self._baseline("one device")
+        if cost is not None and alone is not None and alone.seconds is not None:
+            slower = why_slower(
+                cost.seconds,
+                alone.seconds,
+                ranks=facts.ranks,
+                fits=alone.fits is not False,
+                is_constrained=bool(facts.constraints),
+            )
+            if slower:
+                yield f"{slower[0].upper()}{slower[1:]}."
+        limit = None if self.machines is None else self.machines.memory_limit
+        if cost is not None and limit and cost.memory_bytes > limit:
+            yield (
+                f"It does not fit: a device would store {format_bytes(cost.memory_bytes)} of "
+                f"{format_bytes(limit)}."
+            )
+        if self.without_rule:
+            types = ", ".join(found.type for found in self.without_rule)
+            yield f"Ops without a rule run replicated: {types}."
+        if self.run_whole:
+            count = len(self.run_whole)
+            what = "a loop, branch or call runs" if count == 1 else f"{count} loops and calls run"
+            yield f"Along some axis {what} whole: the bodies would need collectives."
+
+    def hints(self) -> list[str]:
+        """At most three: the dearest collective, the largest memory, what would change the plan."""
+        found = [*self._dearest(), *self._largest(), *self._nearest()]
+        return found[:MOST_HINTS]
+
+    def _dearest(self) -> Iterator[str]:
+        cost = self.cost
+        total = sum(one.seconds for one in self.collectives)
+        if cost is None or not total:
+            return
+        by_kind: dict[tuple[str, tuple[str, ...]], list[Collective]] = {}
+        for one in self.collectives:
+            by_kind.setdefault((one.kind, one.axes), []).append(one)
+        (kind, axes), same = max(by_kind.items(), key=lambda i: sum(c.seconds for c in i[1]))
+        seconds = sum(one.seconds for one in same)
+        count, size = sum(one.count for one in same), sum(one.num_bytes for one in same)
+        beside = sum(one.seconds for one in same if one.when == "beside")
+        hidden = ", mostly beside the backward pass" if beside > seconds / 2 else ""
+        yield (
+            f"Dearest: {count} {kind} over {' x '.join(axes)}, {format_bytes(size)}, "
+            f"{format_seconds(seconds)} ({100 * seconds / total:.0f} % of all "
+            f"collectives){hidden}."
+        )
+
+    def _largest(self) -> Iterator[str]:
+        total = sum(layer.memory.total for layer in self.layers)
+        if not total:
+            return
+        largest = max(self.layers, key=lambda layer: layer.memory.total)
+        kinds = {
+            "weights": largest.memory.weights,
+            "slots": largest.memory.slots,
+            "activations and gradients": largest.memory.live,
+        }
+        most = max(kinds, key=kinds.__getitem__)
+        stored = largest.memory.total
+        yield (
+            f"Largest: {largest.path} stores {format_bytes(stored)} on a device, "
+            f"{format_bytes(kinds[most])} of it {most}."
+        )
+
+    def _nearest(self) -> Iterator[str]:
+        """What would change the plan: the nearest that lost, and by what."""
+        cost = self.cost
+        others = [
+            c for c in self.candidates if c.kind in ("layout", "pipeline") and c.seconds is not None
+        ]
+        if cost is None or not others:
+            return
+        nearest = min(others, key=lambda c: c.seconds or 0.0)
+        yield f"Next best: {nearest.name}, {nearest.why}."

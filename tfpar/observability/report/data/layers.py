@@ -1,0 +1,121 @@
+"""The layers of a plan: what each is, where it lies and what it takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tfpar.cost.op_compute import flops
+from tfpar.cost.patterns import patterns
+from tfpar.ir.graph_nodes import GraphNode, NodeGraph
+from tfpar.ir.model_layers import ModelLayer
+from tfpar.ir.roles import FORWARD, PHASES, Roles
+from tfpar.ir.traits import CONSTANTS
+from tfpar.observability.report.data.attribution import LayerAttribution
+from tfpar.observability.report.data.schema import ByPhase, BytesByKind, LayerSummary, Repeat
+from tfpar.observability.report.variables import placement_text
+from tfpar.plans import Plan
+from tfpar.propagation.partitioned_graph import PartitionedGraph
+from tfpar.spec.quantities import format_bytes, format_seconds
+
+
+def layers_of(
+    plan: Plan,
+    partitioned: PartitionedGraph,
+    roles: Roles,
+    nodes: NodeGraph,
+    paths: Mapping[GraphNode, str],
+    repeats: Mapping[GraphNode, Repeat],
+    stages: Sequence[int | None],
+    shares: LayerAttribution,
+) -> tuple[LayerSummary, ...]:
+    """A layer for each GraphNode, in the order of the model."""
+    known = {layer.path: layer for layer in plan.layers}
+    found: list[LayerSummary] = []
+    of_first: dict[tuple[int, int], tuple[str, ...]] = {}
+    for row, node in enumerate(nodes.nodes):
+        repeat = repeats.get(node)
+        alike = None if repeat is None else (repeat.block, repeat.member)
+        lines = of_first.get(alike) if alike is not None else None
+        if lines is None:
+            lines = _patterns(plan, node, partitioned)
+        if alike is not None:
+            of_first[alike] = lines
+        found.append(
+            _layer(
+                plan,
+                partitioned,
+                roles,
+                node,
+                known.get(paths[node], ModelLayer(paths[node], "")),
+                repeat,
+                stages[row],
+                shares,
+                row,
+                lines,
+            )
+        )
+    return tuple(found)
+
+
+def _layer(
+    plan: Plan,
+    partitioned: PartitionedGraph,
+    roles: Roles,
+    node: GraphNode,
+    known: ModelLayer,
+    repeat: Repeat | None,
+    stage: int | None,
+    shares: LayerAttribution,
+    row: int,
+    lines: tuple[str, ...],
+) -> LayerSummary:
+    rules, specs = partitioned.prepared.rules, partitioned.variable_specs
+    work = {op: flops(op, rules[op]) for op in node.ops if op in rules}
+    forward = [op for op in node.ops if roles.phase[op] == FORWARD] or node.ops
+    computing = [op for op in forward if op.type not in CONSTANTS] or forward
+    placements = {placement_text(specs[weight], plan.mesh) for weight in node.weights}
+    split = "; ".join(sorted(placements - {"replicated"}))
+    return LayerSummary(
+        path=known.path,
+        class_name=known.class_name,
+        source=known.source,
+        repeat=repeat,
+        stage=stage,
+        ops=len(node.ops),
+        kind=max(computing, key=lambda op: work.get(op, 0.0)).type,
+        flops=float(sum(work.values())),
+        placement=(split or "replicated") if placements else "",
+        weights=sum(math.prod(weight.shape) for weight in node.weights),
+        weight_bytes=sum(weight.num_bytes for weight in node.weights),
+        seconds=_by_phase(shares.compute[row]),
+        communication_s=_by_phase(shares.waiting[row]),
+        memory=BytesByKind(
+            float(shares.weights[row]), float(shares.slots[row]), float(shares.live[row])
+        ),
+        kept_bytes=float(shares.kept[row]),
+        patterns=lines,
+    )
+
+
+def _by_phase(seconds: np.ndarray) -> ByPhase:
+    return ByPhase(**dict(zip(PHASES, seconds.tolist(), strict=True)))
+
+
+def _patterns(plan: Plan, node: GraphNode, partitioned: PartitionedGraph) -> tuple[str, ...]:
+    """The node's sharding patterns: Split or Replica, and the Communication that follows."""
+    if plan.cluster is None:
+        return ()
+    batch = tuple(plan.mesh.axis(n) for n in plan.batch_axes)
+    lines = []
+    for pattern in patterns(node, partitioned.prepared, plan.mesh, plan.cluster, batch):
+        moved = ", ".join(
+            f"{c.kind} over {c.axis} ({c.phase}, {format_bytes(c.num_bytes)})"
+            for c in pattern.communication
+        )
+        laid = f"{pattern.placement} over {pattern.axis}" if pattern.axis else "R"
+        time = f" {format_seconds(pattern.seconds)}: {moved}" if moved else " no communication"
+        lines.append(f"{pattern.weight.rpartition('/')[2]} {laid}:{time}")
+    return tuple(lines)

@@ -1,0 +1,97 @@
+"""`Report`: what there is to show of a plan, and how it is written."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import msgspec
+
+from tfpar.observability.report.data.schema.compared import CandidateSummary, WhatIf
+from tfpar.observability.report.data.schema.pipeline import PipelineSummary
+from tfpar.observability.report.data.schema.plan import CostSummary, Facts, Machines
+from tfpar.observability.report.data.schema.step import (
+    Collective,
+    FlowSummary,
+    Input,
+    LayerSummary,
+    Padding,
+    RunWhole,
+    VariableSummary,
+    WithoutRule,
+)
+from tfpar.readable import UnreadableError, convert
+from tfpar.spec import PlanError
+
+FORMAT, VERSION = "tfpar report", 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """What there is to show of a plan.
+
+    Attributes:
+        verdict: one sentence: what the plan is, and what it gains.
+        cost, machines: None where nothing was priced.
+        layers: in the order of the model; empty where the graph is not known, as of a plan that
+            was saved without its report.
+        flows: between layers, in the forward pass.
+        collectives: of the whole step.
+        planned_ops: how many ops of each type run as the plan says, where by themselves they would
+            run otherwise.
+        warnings, hints: sentences; `hints` at most three, of what would change the plan.
+    """
+
+    format: Literal["tfpar report"] = "tfpar report"
+    version: Literal[1] = 1
+    tfpar_version: str
+    verdict: str
+    facts: Facts
+    machines: Machines | None
+    cost: CostSummary | None
+    layers: tuple[LayerSummary, ...]
+    variables: tuple[VariableSummary, ...]
+    collectives: tuple[Collective, ...]
+    flows: tuple[FlowSummary, ...]
+    inputs: tuple[Input, ...]
+    pipeline: PipelineSummary | None
+    candidates: tuple[CandidateSummary, ...]
+    what_if: tuple[WhatIf, ...]
+    planned_ops: dict[str, int]
+    padding: Padding | None
+    without_rule: tuple[WithoutRule, ...]
+    run_whole: tuple[RunWhole, ...]
+    warnings: tuple[str, ...]
+    hints: tuple[str, ...]
+
+    def elsewhere(self, found: Iterable[WhatIf]) -> Report:
+        """The same, with what the best plans on other machines take."""
+        return dataclasses.replace(self, what_if=tuple(found))
+
+    def to_builtins(self) -> dict[str, Any]:
+        """As JSON has it: objects, lists, numbers, strings."""
+        found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
+        return found
+
+
+def read_report(data: Any, source: str) -> Report:
+    """The report that `to_builtins` made an object of.
+
+    Args:
+        source: names it in errors.
+
+    Raises:
+        PlanError: it is none, of a newer version, or malformed; says where.
+    """
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise PlanError(f"{source} holds no report of a plan.")
+    if data.get("version") != VERSION:
+        raise PlanError(
+            f"The report of {source} has the version {data.get('version')!r}; this tfpar reads "
+            f"{VERSION}. Make the plan again with this tfpar, or use the one that made it."
+        )
+    try:
+        return convert(data, Report, lax=True)
+    except UnreadableError as error:
+        raise PlanError(f"The report of {source} is malformed: {error}.") from error

@@ -1,0 +1,49 @@
+"""Where the variables of a plan lie, and what that takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from tfpar.ir.graph import itemsize
+from tfpar.spec import Mesh, Replicate, Spec, local_shape
+from tfpar.spec.quantities import format_bytes
+
+if TYPE_CHECKING:
+    from tfpar.observability.report.data.schema import VariableSummary
+    from tfpar.plans import Plan, PlannedVariable
+    from tfpar.propagation.partitioned_graph import PartitionedGraph
+
+
+def placement_text(spec: Spec, mesh: Mesh) -> str:
+    """`S(1) over model`, axis by axis; `replicated` where no axis does anything."""
+    texts = [
+        f"{placement} over {name}"
+        for placement, name, size in zip(spec, mesh.axis_names, mesh.shape, strict=True)
+        if not isinstance(placement, Replicate) and size > 1
+    ]
+    return ", ".join(texts) or "replicated"
+
+
+def variable_specs(plan: Plan, partitioned: PartitionedGraph | None) -> dict[str, Spec | None]:
+    """The spec of each variable, as propagation left it where that is known."""
+    specs = {name: variable.spec for name, variable in plan.variables.items()}
+    if partitioned is not None:
+        specs.update({v.name: s for v, s in partitioned.variable_specs.items()})
+    return specs
+
+
+def variable_bytes(variable: PlannedVariable) -> int:
+    return math.prod(variable.shape) * itemsize(variable.dtype)
+
+
+def shard_bytes(variable: PlannedVariable, spec: Spec, mesh: Mesh) -> int:
+    return math.prod(local_shape(variable.shape, spec, mesh)) * itemsize(variable.dtype)
+
+
+def local_text(variables: Iterable[VariableSummary]) -> str:
+    """What a rank holds of these variables; `?` where a spec is not known."""
+    sizes = [variable.device_bytes for variable in variables]
+    known = [size for size in sizes if size is not None]
+    return format_bytes(sum(known)) if len(known) == len(sizes) else "?"

@@ -1,0 +1,144 @@
+"""What plans for several meshes and clusters are predicted to do, beside each other."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+
+from tfpar.observability.report.data.schema import WhatIf
+from tfpar.observability.report.pipeline import batch_text, mesh_text, schedule_text
+from tfpar.observability.report.pipeline import memory_limit as limit_of
+from tfpar.observability.report.tables import render_table
+from tfpar.plans import Plan
+from tfpar.spec import MemoryLimitError, Mesh, TfparError
+from tfpar.spec.quantities import format_bytes, format_seconds
+
+JSON_VERSION = 1
+"""Of `estimates_json`: it is counted up where a key changes its meaning or goes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """What is predicted of a model on one mesh of one cluster.
+
+    Attributes:
+        mesh: as it was asked for.
+        cluster: its name.
+        fits: whether a plan was found that fits into the memory of the devices.
+        seconds: of a step; None without such a plan.
+        samples_per_s: of the batch that was planned for; None without one, or where it has no size.
+        memory_bytes: what the plan stores of a device, or what the smallest that was found would.
+        memory_limit_bytes: what it may store there; None without a plan.
+        plan: in words; empty without one.
+        why: what stands in the way, in words; empty where it fits.
+    """
+
+    mesh: str
+    cluster: str
+    fits: bool
+    seconds: float | None = None
+    samples_per_s: float | None = None
+    memory_bytes: float | None = None
+    memory_limit_bytes: float | None = None
+    plan: str = ""
+    why: str = ""
+
+    @classmethod
+    def of(cls, mesh: Mesh, cluster: str, plan: Plan, batch_size: int | None) -> Estimate:
+        """That of a plan which was searched, and so is priced and fits."""
+        cost = plan.cost
+        assert cost is not None, "a plan that was searched for"
+        return cls(
+            str(mesh),
+            cluster,
+            fits=True,
+            seconds=cost.seconds,
+            samples_per_s=batch_size and batch_size / cost.seconds,
+            memory_bytes=cost.memory_bytes,
+            memory_limit_bytes=limit_of(plan),
+            plan=plan_in_words(plan),
+        )
+
+    @classmethod
+    def too_large(cls, mesh: Mesh, cluster: str, error: MemoryLimitError) -> Estimate:
+        """That of a mesh on which no plan fits."""
+        return cls(
+            str(mesh), cluster, fits=False, memory_bytes=error.needed_bytes, why="does not fit"
+        )
+
+    @classmethod
+    def impossible(cls, mesh: Mesh, cluster: str, error: TfparError) -> Estimate:
+        """That of a mesh which the cluster cannot have, or which has no plan."""
+        return cls(str(mesh), cluster, fits=False, why=" ".join(str(error).split()))
+
+    def rank(self) -> tuple[float, float]:
+        """The fastest first; then what does not fit, the smallest first; then the impossible."""
+        return (
+            math.inf if self.seconds is None else self.seconds,
+            math.inf if self.memory_bytes is None else self.memory_bytes,
+        )
+
+
+def plan_in_words(plan: Plan) -> str:
+    """`data=2 x model=4, batch split over data, 4 microbatches, blocks computed again`."""
+    said = [mesh_text(plan), batch_text(plan)]
+    if plan.stages is not None:
+        said.append(schedule_text(plan.stages))
+    if plan.microbatches > 1:
+        said.append(f"{plan.microbatches} microbatches")
+    if plan.recompute or (plan.stages is not None and plan.stages.recompute):
+        said.append("blocks computed again")
+    if plan.offloaded:
+        said.append("some in host memory")
+    return ", ".join(said)
+
+
+def estimates_table(found: Sequence[Estimate], top: int | None = None) -> str:
+    """The first `top` (None: all) as a table, and what stands in the way of those not possible."""
+    shown = found[:top]
+    rows = [
+        (
+            one.mesh,
+            one.cluster,
+            "-" if one.seconds is None else format_seconds(one.seconds),
+            "-" if one.samples_per_s is None else f"{one.samples_per_s:.4g}",
+            "-" if one.memory_bytes is None else format_bytes(one.memory_bytes),
+            "yes" if one.fits else "no",
+            one.plan or _in_short(one.why),
+        )
+        for one in shown
+    ]
+    columns = ("mesh", "cluster", "step", "samples/s", "memory", "fits", "plan")
+    text = render_table("Estimates, the fastest first", columns, rows, numeric=(2, 3, 4))
+    left = len(found) - len(shown)
+    return f"{text}\n{left} more {'is' if left == 1 else 'are'} not shown." if left else text
+
+
+def _in_short(why: str) -> str:
+    """The first sentence of an error."""
+    return why.partition(". ")[0].rstrip(".")
+
+
+def estimates_json(found: Sequence[Estimate], top: int | None = None) -> str:
+    """`{"version": 1, "estimates": [...]}`: the fields of each `Estimate`, the fastest first."""
+    described = [dataclasses.asdict(one) for one in found[:top]]
+    for one in described:
+        for key, value in one.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                one[key] = None
+    return json.dumps({"version": JSON_VERSION, "estimates": described}, indent=2)
+
+
+def what_if(mesh: Mesh, found: Estimate) -> WhatIf:
+    """The estimate of a mesh as a plan's report has it."""
+    return WhatIf(
+        found.cluster,
+        found.mesh,
+        mesh.size,
+        found.seconds,
+        found.memory_bytes,
+        found.fits,
+        found.plan or found.why,
+    )

@@ -1,0 +1,1 @@
+"""What imports TensorFlow: capture, variables, programs that run, Keras."""

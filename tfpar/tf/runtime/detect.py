@@ -1,0 +1,87 @@
+"""What there is to run on: the ranks, and the cluster that plans are made for if none is named."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tfpar.cluster.description import Cluster
+from tfpar.cluster.lookup import find_cluster, fit_to_mesh, read_preset
+from tfpar.cluster.this_machine import cpu_processes, host_memory
+from tfpar.spec import Mesh, TfparError
+from tfpar.tf.distributed.world import this_world
+from tfpar.tf.runtime.devices import num_gpus
+
+_GPU_PRESETS = (
+    ("V100", "rhino-m8"),
+    ("A100", "dgx-a100"),
+    ("H100", "dgx-h100"),
+    ("H200", "dgx-h100"),
+)
+
+LOCAL = "local"
+"""The name of the cluster that is detected."""
+
+
+def every_rank() -> Mesh:
+    """All processes of the job, by machine; in a process that runs alone, its GPUs.
+
+    Raises:
+        TfparError: neither a job nor a GPU.
+    """
+    world = this_world()
+    if world is not None:
+        job = world.job
+
+        def sizes() -> list[int]:
+            even = job.nodes * job.local_size == job.size
+            return [job.nodes, job.local_size] if even and job.nodes > 1 else [job.size]
+
+        return Mesh.of(world.first("finding the mesh", sizes))
+    gpus = num_gpus()
+    if not gpus:
+        raise TfparError(
+            "auto_parallel needs a mesh, e.g. tap.split([2, 4]), or a plan: this process is not "
+            "part of a job (`tfpar run -np 4 ...`), and the machine has no GPU."
+        )
+    return Mesh.of([gpus])
+
+
+def find_machines(
+    mesh: Mesh, value: Cluster | Mapping[str, Any] | str | os.PathLike[str] | None = None
+) -> Cluster:
+    """The cluster to plan for: as `named.find_cluster` finds it, and what is here for None.
+
+    Raises:
+        TfparError: as `named.find_cluster`, or the mesh has more ranks than there are devices.
+    """
+    local = value is None or value == LOCAL
+    cluster = detect_cluster(mesh) if local else find_cluster(value, mesh)  # type: ignore[arg-type]
+    cluster.check(mesh)
+    return cluster
+
+
+def detect_cluster(mesh: Mesh) -> Cluster:
+    """The cluster of `mesh`'s ranks on machines like this one.
+
+    GPUs by their name (an unknown one counts as an A100), with the memory of this host, else CPU
+    ranks that share this machine, or those of the job's machines. Of a mesh with several axes the
+    first counts nodes.
+    """
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        world = this_world()
+        if world is None:
+            return find_cluster("cpu", mesh)
+        job = world.job
+        if job.nodes * job.local_size == mesh.size:
+            return cpu_processes(job.nodes, job.local_size)
+        return find_cluster("cpu-processes", mesh)
+    name = str(tf.config.experimental.get_device_details(gpus[0]).get("device_name", ""))
+    preset = next((preset for known, preset in _GPU_PRESETS if known in name), "dgx-a100")
+    if num_gpus() >= mesh.size:
+        mesh = Mesh.of([1, mesh.size])
+    return fit_to_mesh(read_preset(preset), mesh).with_host_memory(host_memory())

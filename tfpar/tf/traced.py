@@ -1,0 +1,166 @@
+"""A model whose training step is traced once, to be planned on any mesh and any machines."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from tfpar.cluster.description import Cluster
+from tfpar.compile import simplify_step
+from tfpar.compile.dump import dump_of
+from tfpar.compile.passes import Observer, ignore_pass
+from tfpar.constraints import batch_axes
+from tfpar.ir.model_layers import ModelLayer
+from tfpar.options import ClusterLike
+from tfpar.planning.completion import attach_partitioned
+from tfpar.planning.incumbent import SearchInterrupted
+from tfpar.planning.pipeline_search import search_step, select_scope
+from tfpar.planning.problem import Problem
+from tfpar.planning.request import PlanRequest
+from tfpar.planning.step_search import StepSearch
+from tfpar.plans import Plan
+from tfpar.progress import Reporter, reporting
+from tfpar.settings import Settings
+from tfpar.spec import Mesh, TfparError
+from tfpar.tf.capture.batches import batch_size_of
+from tfpar.tf.capture.step import CapturedStep, argument_specs
+from tfpar.tf.distributed.job import Job
+from tfpar.tf.keras import adapter
+from tfpar.tf.keras.batches import check_training_batch
+from tfpar.tf.keras.layer_sources import layers_of
+from tfpar.tf.keras.preprocessing import batch_as_fit_feeds
+from tfpar.tf.keras.slots import slot_ratio
+from tfpar.tf.runtime.detect import find_machines
+from tfpar.tf.session import Session
+from tfpar.tf.steps.step_planner import collect_constraints
+
+
+@dataclasses.dataclass(eq=False)
+class TracedModel:
+    """The training step of a model without its update, and what is asked of its plans.
+
+    Attributes:
+        step: captured and simplified.
+        settings: what is asked beside mesh and cluster: a planner, and no plan.
+        batch_size: of the batch that it was traced for.
+        state_ratio: bytes of optimizer slots per byte of weight.
+        jit_compile: whether XLA compiles the step.
+        layers: of the model, itself the first.
+        observe: is told what the passes make of the step.
+    """
+
+    step: CapturedStep
+    settings: Settings
+    batch_size: int | None
+    state_ratio: float
+    jit_compile: bool
+    layers: tuple[ModelLayer, ...] = ()
+    observe: Observer = ignore_pass
+
+    @classmethod
+    def of(
+        cls, build: Callable[[], keras.Model], batch: Any, mesh: Mesh, settings: Settings
+    ) -> TracedModel:
+        """Trace the step of the model that `build` makes and compiles; arguments as of `tap.plan`.
+
+        Args:
+            mesh: one of those that it will be planned on: that with most axes, for which layers may
+                give their weights specs.
+
+        Raises:
+            TfparError: `build` gives no compiled model, the batch is none of it, or the step
+                cannot be captured.
+        """
+        adapter.install()
+        session = Session(mesh, settings)  # of no ranks: there may be no such devices
+        with session.scope():
+            model = build()
+        state = adapter.parallel_model(model) if isinstance(model, keras.Model) else None
+        if state is None or not model.compiled:
+            raise TfparError("tap.plan needs a function that makes and compiles a Keras model.")
+        batch = batch_as_fit_feeds(model, batch)
+        check_training_batch("batch", batch, model)
+        specs = argument_specs((batch,))
+        observe = dump_of("plan")
+        with _told("tracing the train step", settings):
+            step = state.capture_gradients(specs)
+            simplify_step(step, observe)
+        ratio, size = slot_ratio(model), batch_size_of(specs)
+        layers, jit_compile = layers_of(model), bool(model.jit_compile)
+        return cls(step, settings, size, ratio, jit_compile, layers, observe)
+
+    def plan(self, mesh: Mesh, cluster: ClusterLike | None, report: Reporter) -> Plan:
+        """The plan for `mesh` on `cluster` (None: machines like this one), with all its tensors
+        laid out.
+
+        Raises:
+            TfparError: as of `tap.plan`.
+            SearchInterrupted: Ctrl-C; knows the best plan so far.
+        """
+        try:
+            plan, problem = self.find(mesh, cluster, report)
+        except SearchInterrupted as stopped:
+            best = stopped
+            raise SearchInterrupted(lambda: best.plan and best.plan.of_model(self.layers)) from None
+        laid = attach_partitioned(plan, problem, resolve_cluster(mesh, cluster, self.settings))
+        self.observe("propagate", lambda: str(laid.partitioned))
+        return laid.of_model(self.layers)
+
+    def find(
+        self, mesh: Mesh, cluster: ClusterLike | None, report: Reporter
+    ) -> tuple[Plan, Problem]:
+        """The same, not laid out, and the problem that it solves."""
+        settings = self.settings
+        machines = resolve_cluster(mesh, cluster, settings)
+        session = Session(mesh, settings)
+        request = PlanRequest(
+            session.stage_mesh,
+            machines,
+            collect_constraints(self.step, session),
+            compression=settings.compression,
+            recompute=settings.recompute,
+            offload=settings.offload,
+            pipeline=settings.given_pipeline,
+            budget=settings.budget,
+            progress=report,
+            jit_compile=self.jit_compile,
+        )
+        scope = select_scope(
+            settings.pipeline,
+            settings.pipeline_search,
+            bool(request.constraints) or settings.chunks is not None,
+        )
+        return search_step(self._search, request, scope)
+
+    @functools.cached_property
+    def _search(self) -> StepSearch:
+        """What is known of the step serves all its plans."""
+        planner, cache = self.settings.planner, self.settings.plan_cache
+        assert planner is not None
+        return StepSearch(self.step, self.batch_size, planner, cache, state_ratio=self.state_ratio)
+
+
+def resolve_cluster(mesh: Mesh, cluster: ClusterLike | None, settings: Settings) -> Cluster:
+    """The machines that a plan for `mesh` is priced for.
+
+    Raises:
+        TfparError: the cluster has no such mesh, or a constraint names an axis that it lacks.
+    """
+    batch_axes(settings.constraints, mesh)
+    return find_machines(mesh, cluster).with_memory(settings.memory_limit)
+
+
+def make_search_reporter(settings: Settings) -> contextlib.AbstractContextManager[Reporter]:
+    """A reporter of a search, for the first rank of a job if users want to be told."""
+    return _told("searching a plan", settings)
+
+
+def _told(title: str, settings: Settings) -> contextlib.AbstractContextManager[Reporter]:
+    job = Job.of(os.environ)
+    return reporting(title, wanted=settings.verbose and (job is None or job.rank == 0))
