@@ -60,17 +60,8 @@ def pytest_configure(config):
 
 
 WITHOUT_TENSORFLOW = (
-    *(
-        "compile",
-        "cost",
-        "ir",
-        "pipeline",
-        "planning",
-        "propagation",
-        "observability/report",
-        "search",
-        "spec",
-    ),
+    *("compile", "cost", "ir", "observability/report", "pipeline", "planning", "propagation"),
+    "spec",
 )
 """Folders of tests that run where TensorFlow cannot be imported."""
 NEED_TENSORFLOW = ("test_captured.py", "test_dump_of_training.py")

@@ -192,14 +192,17 @@ def imports(path: str):
 
 def files_of(package: str) -> list[str]:
     """The modules of a package, or the module of that name."""
-    if os.path.exists(os.path.join(ROOT, "tfpar", f"{package}.py")):
-        return [f"tfpar/{package}.py"]
-    return [
+    module = "/".join(["tfpar", *package.split(".")])
+    if os.path.exists(os.path.join(ROOT, f"{module}.py")):
+        return [f"{module}.py"]
+    found = [
         os.path.relpath(os.path.join(folder, file), ROOT).replace(os.sep, "/")
-        for folder, _, files in os.walk(os.path.join(ROOT, "tfpar", *package.split(".")))
+        for folder, _, files in os.walk(os.path.join(ROOT, module))
         for file in sorted(files)
         if file.endswith(".py")
     ]
+    inner = [name.replace(".", "/") for name in BELOW if name.startswith(f"{package}.")]
+    return [path for path in found if not any(path.startswith(f"tfpar/{name}/") for name in inner)]
 
 
 @pytest.mark.parametrize("package", BELOW)

@@ -11,7 +11,7 @@ from benchmarks import published, three_d
 from benchmarks.results import ROOT
 from benchmarks.trials import read_trials
 from tests.cases import some_first
-from tfpar.planning.inter_op.three_d.cost_table import Layout
+from tfpar.planning.inter_op.three_d.cost_table import LayerLayout
 from tfpar.spec import TfparError
 
 PUBLISHED = ROOT.parent / "shared" / "data" / "amp_trials.json"
@@ -85,7 +85,7 @@ def test_time_grows_with_the_microbatch_by_the_work_alone(tmp_path):
     known["settings"]["small"]["trials"] += [trial(2, 1, [0, 15, 30], 1.0, 4)]
     (setting,) = read_trials(written(tmp_path, known))
     passes = {
-        (name, size): setting.model.table.passes("layer 0", name, Layout(1, 2, size))
+        (name, size): setting.model.table.passes("layer 0", name, LayerLayout(1, 2, size))
         for name in ("gpt2_P3", "gpt2_G4")
         for size in (1, 4)
     }

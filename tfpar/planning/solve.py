@@ -16,7 +16,7 @@ from tfpar.planning.incumbent import Incumbent, MakePlan, SearchInterrupted
 from tfpar.planning.intra_op.batch_axes import infer_batch_axes
 from tfpar.planning.memory.fit import MemoryFit
 from tfpar.planning.memory.limit import solve_under_memory_limit
-from tfpar.planning.memory.lower_limit import Layout, LowerLimit
+from tfpar.planning.memory.lower_limit import LimitedLayout, LowerLimit
 from tfpar.planning.memory.memory_errors import check_room, memory_error
 from tfpar.planning.memory.peak_model import PeakMemoryModel
 from tfpar.planning.memory.plan_transforms import apply_plan_transforms
@@ -163,12 +163,12 @@ class MicrobatchLayouts:
     def limit(self) -> float:
         return self.problem.memory_limit
 
-    def find(self, limit: float) -> Layout:
+    def find(self, limit: float) -> LimitedLayout:
         asked = self.problem.with_objective(memory_limit=limit)
         plan = infer_batch_axes(solve_under_memory_limit(asked, self.planner), asked)
         return self.price(plan, asked)
 
-    def price(self, layout: Plan, asked: Problem) -> Layout:
+    def price(self, layout: Plan, asked: Problem) -> LimitedLayout:
         """A layout in microbatches.
 
         Args:
@@ -176,7 +176,7 @@ class MicrobatchLayouts:
         """
         cost = layout.cost
         expected = 0.0 if cost is None else asked.stored_bytes(cost, PeakMemoryModel.of(cost))
-        return Layout(price_in_microbatches(layout, self.problem), expected)
+        return LimitedLayout(price_in_microbatches(layout, self.problem), expected)
 
     def room(self, plan: Plan) -> float:
         assert plan.cost is not None, "a plan that does not fit was priced"

@@ -19,7 +19,7 @@ ATTEMPTS = 3
 """How many limits of memory are searched with."""
 
 
-class Layout(NamedTuple):
+class LimitedLayout(NamedTuple):
     """A layout that was searched with a limit, as it runs.
 
     Attributes:
@@ -39,7 +39,7 @@ class LayoutSource(Protocol):
         """The bytes that a search may take a plan to store."""
         ...
 
-    def find(self, limit: float) -> Layout:
+    def find(self, limit: float) -> LimitedLayout:
         """The one that is found for a limit.
 
         Raises:
@@ -66,7 +66,7 @@ class LowerLimit:
     """
 
     source: LayoutSource
-    first: Layout
+    first: LimitedLayout
     name: str = "another layout"
 
     def plans(self, fit: MemoryFit) -> Iterator[Plan]:

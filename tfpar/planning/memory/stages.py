@@ -19,7 +19,7 @@ from tfpar.cost.pipeline_cost import PipelineCost
 from tfpar.planning.deadline import Deadline
 from tfpar.planning.incumbent import MakePlan, SearchInterrupted
 from tfpar.planning.memory.fit import MemoryFit
-from tfpar.planning.memory.lower_limit import Layout, LowerLimit
+from tfpar.planning.memory.lower_limit import LimitedLayout, LowerLimit
 from tfpar.planning.memory.offload_moves import with_slots_away
 from tfpar.planning.memory.shard_slots import shard_slots
 from tfpar.planning.pricing.price import price_plan
@@ -141,16 +141,16 @@ class StagedFit:
     def limit(self) -> float:
         return self._step.problem.memory_limit
 
-    def find(self, limit: float) -> Layout:
+    def find(self, limit: float) -> LimitedLayout:
         problem = self._step.problem.with_objective(memory_limit=limit)
         return self._in_stages(self._step.find(problem))
 
-    def _in_stages(self, layout: Plan) -> Layout:
+    def _in_stages(self, layout: Plan) -> LimitedLayout:
         self.layout = layout
         plan = self._step.assign(layout)
         priced = None if layout.cost is None else self._step.price(plan)
         expected = 0.0 if layout.cost is None else layout.cost.memory_bytes
-        return Layout(priced or plan, expected)
+        return LimitedLayout(priced or plan, expected)
 
     def room(self, plan: Plan) -> float:
         shares = _staged(plan).stages

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from tfpar.cluster.description import Cluster
 from tfpar.cost.closed_form import pipeline_seconds
-from tfpar.planning.inter_op.three_d.cost_table import Exchange, Layout
+from tfpar.planning.inter_op.three_d.cost_table import LayerExchange, LayerLayout
 from tfpar.planning.inter_op.three_d.problem import StrategyProblem
 from tfpar.planning.inter_op.three_d.strategy import Strategy3D
 from tfpar.planning.inter_op.three_d.time_terms import exchange_seconds, packed
@@ -171,15 +171,15 @@ class SubmeshCosts:
         for tensor in sorted({tensor for tensor, _ in self.model.table.shapes}):
             data, rest = divmod(size, tensor)
             if not rest and data and self.microbatch % data == 0:
-                layout = Layout(data, tensor, self.microbatch // data)
+                layout = LayerLayout(data, tensor, self.microbatch // data)
                 if self.model.table.has([device], layout):
                     yield data, tensor
 
     def _price(self, kinds: tuple[tuple[str, int], ...], data: int, tensor: int) -> _Priced:
-        table, layout = self.model.table, Layout(data, tensor, self.microbatch // data)
+        table, layout = self.model.table, LayerLayout(data, tensor, self.microbatch // data)
         device, part = self.model.cluster.devices[0].name, _first(self.model.cluster, data * tensor)
         seconds = fixed = kept = update = 0.0
-        once: list[Exchange] = []
+        once: list[LayerExchange] = []
         sizes: tuple[int, ...] = ()
         for name, count in kinds:
             cost = table.cost(name, layout)

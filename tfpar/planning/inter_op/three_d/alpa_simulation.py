@@ -11,7 +11,7 @@ from tfpar.pipeline.generators import generate
 from tfpar.pipeline.graph import task_graph
 from tfpar.pipeline.stage_graph import StageGraph, StageLink
 from tfpar.planning.inter_op.three_d.alpa import AlpaPlan, AlpaStage
-from tfpar.planning.inter_op.three_d.cost_table import Layout
+from tfpar.planning.inter_op.three_d.cost_table import LayerLayout
 from tfpar.planning.inter_op.three_d.problem import StrategyProblem
 from tfpar.planning.inter_op.three_d.time_terms import exchange_seconds, packed
 
@@ -69,5 +69,5 @@ def _cost(model: StrategyProblem, plan: AlpaPlan, stage: AlpaStage, ranks: range
     )
 
 
-def _layout(plan: AlpaPlan, stage: AlpaStage) -> Layout:
-    return Layout(stage.data, stage.tensor, plan.microbatch // stage.data)
+def _layout(plan: AlpaPlan, stage: AlpaStage) -> LayerLayout:
+    return LayerLayout(stage.data, stage.tensor, plan.microbatch // stage.data)

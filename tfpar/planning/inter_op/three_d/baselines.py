@@ -11,7 +11,7 @@ from collections import Counter
 from tfpar.cluster.description import Cluster
 from tfpar.planning.inter_op.three_d.alpa import AlpaPlan
 from tfpar.planning.inter_op.three_d.alpa import alpa as best_alpa
-from tfpar.planning.inter_op.three_d.cost_table import Layout
+from tfpar.planning.inter_op.three_d.cost_table import LayerLayout
 from tfpar.planning.inter_op.three_d.evaluation import Evaluation, StrategySearchResult
 from tfpar.planning.inter_op.three_d.memory import fits
 from tfpar.planning.inter_op.three_d.problem import StrategyProblem
@@ -93,7 +93,9 @@ def _all_as_the_slowest(model: StrategyProblem) -> Cluster:
     table = model.table
 
     def seconds(name: str) -> float:
-        layouts = [Layout(d.data, d.tensor, d.microbatch) for d in StrategySpace(model).degrees]
+        layouts = [
+            LayerLayout(d.data, d.tensor, d.microbatch) for d in StrategySpace(model).degrees
+        ]
         layouts = [one for one in layouts if table.has([name], one)]
         return sum(sum(table.passes(kind, name, one)) for kind in table.layers for one in layouts)
 

@@ -1,9 +1,10 @@
 """`LayerCostTable`: seconds, bytes and memory of the layers of a model, by layout and microbatch
 size.
 
-A search of pipelines asks it one thing: the `LayerCost` of a kind of layers in a `Layout`. Layers
-that are measured or computed by hand are `LayerType`s, whose costs follow from a few numbers; those
-of a captured step are priced under the plan of each layout (`planning.inter_op.three_d.from_step`).
+A search of pipelines asks it one thing: the `LayerCost` of a kind of layers in a `LayerLayout`.
+Layers that are measured or computed by hand are `LayerType`s, whose costs follow from a few
+numbers; those of a captured step are priced under the plan of each layout
+(`planning.inter_op.three_d.from_step`).
 
 Times are by device, tensor degree and microbatch size, because none of them follows from another:
 a smaller part of a matrix product runs at a smaller part of a device's rate. What ranks exchange is
@@ -36,7 +37,7 @@ class ProfileKey(NamedTuple):
     experts: int = 1
 
 
-class Layout(NamedTuple):
+class LayerLayout(NamedTuple):
     """How the ranks of a stage share out its layers, and a microbatch of each copy.
 
     Attributes:
@@ -62,7 +63,7 @@ class Passes(NamedTuple):
     backward: float
 
 
-class Exchange(NamedTuple):
+class LayerExchange(NamedTuple):
     """A collective that all groups of a stage's ranks take part in.
 
     Attributes:
@@ -99,10 +100,10 @@ class LayerCost:
 
     sizes: tuple[int, ...]
     seconds: Mapping[str, Passes]
-    forward: tuple[Exchange, ...] = ()
-    backward: tuple[Exchange, ...] = ()
-    sums: tuple[Exchange, ...] = ()
-    gathers: tuple[Exchange, ...] = ()
+    forward: tuple[LayerExchange, ...] = ()
+    backward: tuple[LayerExchange, ...] = ()
+    sums: tuple[LayerExchange, ...] = ()
+    gathers: tuple[LayerExchange, ...] = ()
     update_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
     together: int = 1
     fixed_bytes: float = 0.0
@@ -135,11 +136,11 @@ class Kind(Protocol):
         """Whether copies can share slots of the optimizer out."""
         ...
 
-    def has(self, device: str, layout: Layout) -> bool:
+    def has(self, device: str, layout: LayerLayout) -> bool:
         """Whether there is a cost for it."""
         ...
 
-    def cost(self, layout: Layout) -> LayerCost:
+    def cost(self, layout: LayerLayout) -> LayerCost:
         """What it costs, on the devices that there are times for."""
         ...
 
@@ -242,15 +243,15 @@ class LayerType:
     def can_shard_slots(self) -> bool:
         return self.slot_bytes > 0
 
-    def has(self, device: str, layout: Layout) -> bool:
+    def has(self, device: str, layout: LayerLayout) -> bool:
         return self._case(device, layout) in self.seconds
 
-    def _case(self, device: str, layout: Layout) -> ProfileKey:
+    def _case(self, device: str, layout: LayerLayout) -> ProfileKey:
         """What its time depends on: nothing of experts if it has none."""
         experts = layout.experts if self.experts is not None else 1
         return ProfileKey(device, layout.tensor, layout.microbatch, experts)
 
-    def cost(self, layout: Layout) -> LayerCost:
+    def cost(self, layout: LayerLayout) -> LayerCost:
         """The cost by the degrees of `layout`; axes are `GROUPS`, `EXPERTS` and `TENSOR`.
 
         Ranks exchange as much in the backward pass as in the forward pass.
@@ -286,18 +287,20 @@ class LayerType:
             returned_bytes=sent,
         )
 
-    def _exchanged(self, layout: Layout) -> tuple[Exchange, ...]:
+    def _exchanged(self, layout: LayerLayout) -> tuple[LayerExchange, ...]:
         """In a pass of a microbatch: tensor ranks sum, and tokens go to their experts and back."""
         found = []
         if self.reduced_bytes:
             num_bytes = layout.microbatch * self.reduced_bytes
-            found.append(Exchange("all_reduce", (TENSOR,), num_bytes))
+            found.append(LayerExchange("all_reduce", (TENSOR,), num_bytes))
         if self.experts is not None:
             num_bytes = layout.microbatch * self.experts.routed_bytes
-            found.append(Exchange("all_to_all", (EXPERTS,), num_bytes, 2))
+            found.append(LayerExchange("all_to_all", (EXPERTS,), num_bytes, 2))
         return tuple(found)
 
-    def _summed(self, layout: Layout) -> tuple[tuple[Exchange, ...], tuple[Exchange, ...]]:
+    def _summed(
+        self, layout: LayerLayout
+    ) -> tuple[tuple[LayerExchange, ...], tuple[LayerExchange, ...]]:
         """Once a step: copies sum gradients. Where they share the slots out, each gets the sum of
         its part alone, and all gather the weights."""
         own = self.experts or Experts()
@@ -313,7 +316,7 @@ class LayerType:
         dense = self.weight_bytes - own.weight_bytes
         return sums, _along_copies("all_gather", layout, dense, own.weight_bytes)
 
-    def _held_bytes(self, layout: Layout) -> float:
+    def _held_bytes(self, layout: LayerLayout) -> float:
         """That a rank stores all the time. Of experts it has its part alone, whose slots only the
         copies with the same part share."""
         shards, experts = layout.shard_slots, self.experts
@@ -332,13 +335,15 @@ def _with_slots(fixed: float, slots: float, copies: int) -> float:
     return fixed - slots + slots / copies
 
 
-def _along_copies(kind: str, layout: Layout, dense: float, own: float) -> tuple[Exchange, ...]:
+def _along_copies(
+    kind: str, layout: LayerLayout, dense: float, own: float
+) -> tuple[LayerExchange, ...]:
     """Of bytes that all copies have of the whole layer, and of those of experts."""
     dense /= layout.tensor
     own /= layout.tensor * layout.experts
     if layout.experts == 1:
-        return (Exchange(kind, (GROUPS,), dense + own),)
-    return Exchange(kind, (GROUPS, EXPERTS), dense), Exchange(kind, (GROUPS,), own)
+        return (LayerExchange(kind, (GROUPS,), dense + own),)
+    return LayerExchange(kind, (GROUPS, EXPERTS), dense), LayerExchange(kind, (GROUPS,), own)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -357,7 +362,7 @@ class LayerCostTable:
     kinds: Mapping[str, Kind]
     layers: tuple[str, ...]
     sums_overlap: bool = True
-    _costs: dict[tuple[str, Layout], LayerCost] = dataclasses.field(
+    _costs: dict[tuple[str, LayerLayout], LayerCost] = dataclasses.field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -373,7 +378,7 @@ class LayerCostTable:
     def __len__(self) -> int:
         return len(self.layers)
 
-    def cost(self, name: str, layout: Layout) -> LayerCost:
+    def cost(self, name: str, layout: LayerLayout) -> LayerCost:
         """That of a layer of this kind; found once.
 
         Raises:
@@ -384,11 +389,11 @@ class LayerCostTable:
             self._costs[key] = self.kinds[name].cost(layout)
         return self._costs[key]
 
-    def cost_of(self, layer: int, layout: Layout) -> LayerCost:
+    def cost_of(self, layer: int, layout: LayerLayout) -> LayerCost:
         """That of one of the layers."""
         return self.cost(self.layers[layer], layout)
 
-    def passes(self, name: str, device: str, layout: Layout) -> Passes:
+    def passes(self, name: str, device: str, layout: LayerLayout) -> Passes:
         """Seconds of a layer of this kind, without what ranks exchange.
 
         Raises:
@@ -408,7 +413,7 @@ class LayerCostTable:
         """The kinds that there are layers of."""
         return [self.kinds[name] for name in dict.fromkeys(self.layers)]
 
-    def has(self, devices: Iterable[str], layout: Layout) -> bool:
+    def has(self, devices: Iterable[str], layout: LayerLayout) -> bool:
         """Whether all layers have a cost for it on all these devices."""
         used = self.used
         return all(kind.has(device, layout) for device in devices for kind in used)

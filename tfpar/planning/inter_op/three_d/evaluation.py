@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable
 
 from tfpar.planning.inter_op.three_d.cost_model import lower_bound_seconds, simulate_strategy
-from tfpar.planning.inter_op.three_d.cost_table import LayerCost, Layout
+from tfpar.planning.inter_op.three_d.cost_table import LayerCost, LayerLayout
 from tfpar.planning.inter_op.three_d.infeasibility import infeasible_error
 from tfpar.planning.inter_op.three_d.problem import StrategyProblem
 from tfpar.planning.inter_op.three_d.space import ParallelDegrees, StrategyPoint, StrategySpace
@@ -151,7 +151,7 @@ def lower_bound(model: StrategyProblem, degrees: ParallelDegrees) -> float:
     table, cluster = model.table, model.cluster
     actors = cluster.size // (data * tensor)
     devices = {device.name for device in cluster.devices}
-    layout = Layout(data, tensor, microbatch, experts)
+    layout = LayerLayout(data, tensor, microbatch, experts)
     counts = collections.Counter(table.layers)
     each = {name: [table.passes(name, one, layout) for one in devices] for name in counts}
     whole = sum(count * min(map(sum, each[name])) for name, count in counts.items())

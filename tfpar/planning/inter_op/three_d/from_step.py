@@ -30,10 +30,10 @@ from tfpar.planning.folding.folded_model import FoldedModel, folded_model
 from tfpar.planning.folding.folded_plan import folded_anchors
 from tfpar.planning.inter_op.stages.op_times import SingleDeviceProfile
 from tfpar.planning.inter_op.three_d.cost_table import (
-    Exchange,
     LayerCost,
     LayerCostTable,
-    Layout,
+    LayerExchange,
+    LayerLayout,
     Passes,
 )
 from tfpar.planning.inter_op.three_d.step_layers import StepLayers
@@ -77,16 +77,16 @@ class StepPrices:
     layers: StepLayers
     shards: bool
     _steps: dict[tuple[int, int], SubBatchStep] = dataclasses.field(default_factory=dict)
-    _costs: dict[Layout, list[LayerCost]] = dataclasses.field(default_factory=dict)
+    _costs: dict[LayerLayout, list[LayerCost]] = dataclasses.field(default_factory=dict)
     _counted: dict[tuple[int, int, int], _Counted] = dataclasses.field(default_factory=dict)
 
-    def has(self, layout: Layout) -> bool:
+    def has(self, layout: LayerLayout) -> bool:
         """Whether there is a plan for it, and its microbatches come out even."""
         degrees = layout.data, layout.tensor
         count, rest = divmod(self.batch, layout.data * layout.microbatch)
         return degrees in self.plans and not rest and 1 <= count <= self.most[degrees]
 
-    def costs(self, layout: Layout) -> list[LayerCost]:
+    def costs(self, layout: LayerLayout) -> list[LayerCost]:
         """Those of each layer of the folded step."""
         if layout not in self._costs:
             degrees = layout.data, layout.tensor
@@ -124,10 +124,10 @@ class StepLayer:
     def can_shard_slots(self) -> bool:
         return self.prices.shards
 
-    def has(self, device: str, layout: Layout) -> bool:
+    def has(self, device: str, layout: LayerLayout) -> bool:
         return device in self.prices.devices and self.prices.has(layout)
 
-    def cost(self, layout: Layout) -> LayerCost:
+    def cost(self, layout: LayerLayout) -> LayerCost:
         if not self.prices.has(layout):
             raise PlanError(f"The step has no plan for {layout}.")
         return self.prices.costs(layout)[self.number]
@@ -193,10 +193,10 @@ class _Counted:
     """
 
     step: TaskPartition
-    forward: Sequence[tuple[Exchange, ...]]
-    backward: Sequence[tuple[Exchange, ...]]
-    sums: Sequence[tuple[Exchange, ...]]
-    gathers: Sequence[tuple[Exchange, ...]]
+    forward: Sequence[tuple[LayerExchange, ...]]
+    backward: Sequence[tuple[LayerExchange, ...]]
+    sums: Sequence[tuple[LayerExchange, ...]]
+    gathers: Sequence[tuple[LayerExchange, ...]]
     sent: Sequence[float]
     returned: Sequence[float]
     _prices: dict[tuple[str, bool], list[StageCostBreakdown]] = dataclasses.field(
@@ -214,7 +214,7 @@ class _Counted:
         )
         found = _exchanges(step)
 
-        def exchanged(what: str) -> list[tuple[Exchange, ...]]:
+        def exchanged(what: str) -> list[tuple[LayerExchange, ...]]:
             return [tuple(found.get((layer, what), ())) for layer in range(number)]
 
         return cls(
@@ -227,7 +227,7 @@ class _Counted:
             _sent(step, "gradients"),
         )
 
-    def costs(self, layout: Layout, devices: Mapping[str, Cluster]) -> list[LayerCost]:
+    def costs(self, layout: LayerLayout, devices: Mapping[str, Cluster]) -> list[LayerCost]:
         """The costs of all layers, on each of these devices."""
         sizes = self.step.laid.mesh.shape[:-1]
         ranks = range(math.prod(sizes))
@@ -270,7 +270,7 @@ class _Counted:
             )
         return found
 
-    def _priced(self, name: str, part: Cluster, layout: Layout) -> list[StageCostBreakdown]:
+    def _priced(self, name: str, part: Cluster, layout: LayerLayout) -> list[StageCostBreakdown]:
         """The prices of layers on a device; what is computed again is in none of the seconds."""
         key = name, layout.recompute
         if key not in self._prices:
@@ -286,15 +286,15 @@ class _Counted:
         return self._prices[key]
 
 
-def _is_sum(exchange: Exchange) -> bool:
+def _is_sum(exchange: LayerExchange) -> bool:
     return exchange.kind == "all_reduce"
 
 
-def _exchanges(step: TaskPartition) -> dict[tuple[int, str], list[Exchange]]:
+def _exchanges(step: TaskPartition) -> dict[tuple[int, str], list[LayerExchange]]:
     """What ranks exchange, by layer and by when: in the passes F and B of a microbatch, or once a
     step: "sums" and "gathers". Those that run at the same time are one."""
     together: dict[tuple[int, str, PackingKey], float] = {}
-    found: dict[tuple[int, str], list[Exchange]] = {}
+    found: dict[tuple[int, str], list[LayerExchange]] = {}
     for communication in step.laid.communications(step.roles.wire_dtypes):
         moved, op = without_parts(communication, step.laid.mesh), communication.op
         times = step.roles.times.get(op, 1)
@@ -304,7 +304,9 @@ def _exchanges(step: TaskPartition) -> dict[tuple[int, str], list[Exchange]]:
         when = communication.when(step.roles)
         if when is not When.BETWEEN:
             what = "sums" if when is When.BESIDE else "gathers"
-            found.setdefault((layer, what), []).append(Exchange(kind, moved.axes, times * size))
+            found.setdefault((layer, what), []).append(
+                LayerExchange(kind, moved.axes, times * size)
+            )
             continue
         task = step.kinds[op]
         each = moved.each or op in step.statistics.sums or step.microbatches == 1
@@ -312,12 +314,12 @@ def _exchanges(step: TaskPartition) -> dict[tuple[int, str], list[Exchange]]:
         phase = step.roles.phase[op]
         packable = PackingKey.of(communication, step.roles, moved.axes, phase, times)
         if packable is None:
-            found.setdefault((layer, what), []).append(Exchange(kind, moved.axes, size, times))
+            found.setdefault((layer, what), []).append(LayerExchange(kind, moved.axes, size, times))
         else:
             key = layer, what, packable
             together[key] = together.get(key, 0.0) + size
     for (layer, what, packable), size in together.items():
-        packed = Exchange(packable.kind, packable.axes, size, packable.times)
+        packed = LayerExchange(packable.kind, packable.axes, size, packable.times)
         found.setdefault((layer, what), []).append(packed)
     return found
 

@@ -33,7 +33,7 @@ from tfpar.planning.inter_op.three_d.assign import (
     overlap_gradient_sums,
 )
 from tfpar.planning.inter_op.three_d.cost_model import lower_bound_seconds
-from tfpar.planning.inter_op.three_d.cost_table import Layout
+from tfpar.planning.inter_op.three_d.cost_table import LayerLayout
 from tfpar.planning.inter_op.three_d.memory import fits
 from tfpar.planning.inter_op.three_d.problem import StrategyProblem
 from tfpar.planning.inter_op.three_d.strategy import MemoryOptions, OverlapOptions, Strategy3D
@@ -251,7 +251,8 @@ def _degrees(model: StrategyProblem) -> Iterator[ParallelDegrees]:
             experts = [
                 degree
                 for degree in table.expert_degrees
-                if data % degree == 0 and table.has(names, Layout(data, tensor, microbatch, degree))
+                if data % degree == 0
+                and table.has(names, LayerLayout(data, tensor, microbatch, degree))
             ]
             for virtual in VIRTUAL:
                 if virtual > model.most_virtual:

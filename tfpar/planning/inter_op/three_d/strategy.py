@@ -7,7 +7,7 @@ import functools
 import itertools
 from typing import NamedTuple
 
-from tfpar.planning.inter_op.three_d.cost_table import Layout
+from tfpar.planning.inter_op.three_d.cost_table import LayerLayout
 from tfpar.spec import PlanError
 from tfpar.spec.arguments import integer
 
@@ -136,9 +136,9 @@ class Strategy3D:
         )
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> LayerLayout:
         """How the ranks of a stage share out its layers."""
-        return Layout(self.data, self.tensor, self.microbatch, self.experts, *self.memory)
+        return LayerLayout(self.data, self.tensor, self.microbatch, self.experts, *self.memory)
 
     @property
     def stages(self) -> int:

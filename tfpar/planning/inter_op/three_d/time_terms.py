@@ -12,7 +12,7 @@ from tfpar.cluster.description import Cluster
 from tfpar.cluster.network import transfer_link
 from tfpar.cost.collectives import collective_seconds, transfer_seconds
 from tfpar.planning.inter_op.three_d.contention import contention_domains
-from tfpar.planning.inter_op.three_d.cost_table import Exchange, Passes
+from tfpar.planning.inter_op.three_d.cost_table import LayerExchange, Passes
 from tfpar.planning.inter_op.three_d.problem import StrategyProblem
 from tfpar.planning.inter_op.three_d.strategy import Strategy3D
 from tfpar.spec import Mesh
@@ -152,7 +152,9 @@ def _beside(cluster: Cluster, strategy: Strategy3D, stage: int) -> Cluster:
     return parts[stage % strategy.actors]
 
 
-def exchange_seconds(exchanges: Iterable[Exchange], sizes: tuple[int, ...], part: Cluster) -> float:
+def exchange_seconds(
+    exchanges: Iterable[LayerExchange], sizes: tuple[int, ...], part: Cluster
+) -> float:
     """Of all groups of a stage at once.
 
     Args:
@@ -168,12 +170,12 @@ def exchange_seconds(exchanges: Iterable[Exchange], sizes: tuple[int, ...], part
     return found
 
 
-def packed(exchanges: Iterable[Exchange]) -> list[Exchange]:
+def packed(exchanges: Iterable[LayerExchange]) -> list[LayerExchange]:
     """Those of the same kind and groups as one."""
     total: dict[tuple[str, tuple[int, ...]], float] = {}
     for kind, axes, num_bytes, times in exchanges:
         total[kind, axes] = total.get((kind, axes), 0.0) + num_bytes * times
-    return [Exchange(*key, num_bytes) for key, num_bytes in total.items()]
+    return [LayerExchange(*key, num_bytes) for key, num_bytes in total.items()]
 
 
 @functools.lru_cache(maxsize=1024)
