@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
+from tests.planning.blocks import chain
 from tests.planning.tiny import problem
-from tests.search import chain
 from tfpar.cost.cost import Cost
 from tfpar.planning.folding.folded_model import FoldedModel
 from tfpar.planning.folding.folded_plan import FoldedPlan, count_split, unfold_plan

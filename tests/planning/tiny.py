@@ -8,7 +8,7 @@ import dataclasses
 import numpy as np
 
 import tfpar.rules  # noqa: F401 - registers the rules
-from tests.search import weight
+from tests.planning.blocks import weight
 from tfpar.cluster.description import Cluster, Device, Level
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.fingerprint import fingerprint

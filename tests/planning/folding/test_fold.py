@@ -5,8 +5,8 @@ import random
 
 import pytest
 
+from tests.planning.blocks import Parts, chain, named, parts_of, saved_parts
 from tests.planning.problems import Captured
-from tests.search import Parts, chain, named, parts_of, saved_parts
 from tfpar.cluster.lookup import find_cluster
 from tfpar.cost.evaluate import evaluate
 from tfpar.cost.patterns import splits

@@ -10,7 +10,7 @@ import pytest
 from tests.cases import some_first
 from tests.graphs import saved
 from tests.pipeline.test_step_stages import Step, sent
-from tests.search import chain
+from tests.planning.blocks import chain
 from tfpar.ir.graph import Op
 from tfpar.ir.planning_graph import planning_graph
 from tfpar.ir.roles import BACKWARD, FORWARD, Roles
