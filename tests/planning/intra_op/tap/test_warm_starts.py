@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from tfpar.search.known import Known
 
 from tests.cases import at_night
 from tests.planning.problems import Captured
 from tfpar.planning.intra_op.tap.mesh_search import MeshSearch
 from tfpar.planning.intra_op.tap.planner import TapPlanner
 from tfpar.planning.intra_op.tap.warm_starts import MOST_KEPT, WarmStarts, kind_of
+from tfpar.planning.memo import Memo
 from tfpar.planning.meshes import logical_meshes
 from tfpar.spec import Mesh, parse_spec
 
@@ -47,7 +47,7 @@ def test_what_was_found_for_as_many_ranks_is_not_found_elsewhere():
     ["wide", *at_night("gpt_short", "moe_4_experts")],
 )
 def test_a_search_after_one_for_other_ranks_finds_as_much(name):
-    captured, known = Captured.saved(name), Known()
+    captured, known = Captured.saved(name), Memo()
     alone = TapPlanner().solve(captured.problem([2, 4], "v100-ethernet"))
     for shape in ([4, 4], [2, 4]):
         problem = captured.problem(shape, "v100-ethernet")
@@ -68,7 +68,7 @@ def test_meshes_that_look_bad_at_a_glance_are_not_searched(monkeypatch):
 
         monkeypatch.setattr(MeshSearch, name, wrapped)
 
-    captured, known = Captured.saved("gpt_short"), Known()
+    captured, known = Captured.saved("gpt_short"), Memo()
     TapPlanner().solve(
         dataclasses.replace(captured.problem([2, 8], "v100-ethernet"), of_graphs=known)
     )
