@@ -38,7 +38,7 @@ logger = logging.getLogger("tfpar")
 
 @dataclasses.dataclass(eq=False)
 class Session:
-    """What `auto_parallel` sets up.
+    """Session of one `auto_parallel` block: mesh, options, and what its models have in common.
 
     Attributes:
         mesh: the ranks; what axes are laid over them is the planner's choice where there is one.
@@ -155,7 +155,7 @@ class Session:
 
     @functools.cached_property
     def ranks(self) -> Ranks:
-        """Where the ranks live; starts TensorFlow's runtime."""
+        """Ranks of the session's mesh; asking for them starts TensorFlow's runtime."""
         return Ranks.of(self.mesh.size, this_world())
 
     @property

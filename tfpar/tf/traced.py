@@ -140,7 +140,7 @@ class TracedModel:
 
     @functools.cached_property
     def _search(self) -> StepSearch:
-        """What is known of the step serves all its plans."""
+        """Search over plans of the step; one object, since its results serve all its plans."""
         planner, cache = self.settings.planner, self.settings.plan_cache
         assert planner is not None
         return StepSearch(self.step, self.batch_size, planner, cache, state_ratio=self.state_ratio)

@@ -1,4 +1,4 @@
-"""What the specs of a step's arguments say of the batch, and of whether two calls are alike."""
+"""Batch sizes and specs of a step's arguments, and keys by which calls share a trace."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def cut_loops(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
 
 @dataclasses.dataclass(frozen=True)
 class _Variable:
-    """What a loop carries round: the ops that its value passes, by name."""
+    """Loop variable of a TensorFlow 1 loop: the ops that its value passes, by name."""
 
     enter: str
     merge: str

@@ -156,7 +156,7 @@ class _Conversion:
     # --- what becomes of them ----------------------------------------------------
 
     def _become_constant(self, pop: _Use, value: Any) -> None:
-        """What is the same in every round need not be kept."""
+        """Replace the pop of a stack by a constant: a loop-invariant value needs no stack."""
         dtype, after = tf.as_dtype(pop.node.attr["elem_type"].type), split_inputs(pop.node)[1]
         if pop.enters:  # a constant is where it waits
             after = [*after, self._frames[pop.enters[-1].attr["frame_name"].s][0]]

@@ -257,7 +257,8 @@ class GraphSource:
         return element
 
     def in_session(self, element: tf.Tensor | tf.Operation) -> Any:
-        """What a `session` is to run for an element: a tensor's name, or those of operations."""
+        """Return what `session.run` fetches for an element: the name of a tensor, or of operations.
+        """
         if isinstance(element, tf.Tensor):
             return self._inlined.tensor(element.name)
         return tuple(self._inlined.operations(element.name))
@@ -339,7 +340,7 @@ class GraphSource:
     def _static(
         self, feeds: Mapping[str, tuple[tf.DType, Sequence[int]]], fetched: Sequence[str]
     ) -> tuple[graph_pb2.GraphDef, list[str]]:
-        """What leads to the fetches, of static shapes, without control flow of version 1.
+        """Extract the subgraph of the fetches, of static shapes, without TensorFlow 1 control flow.
 
         Args:
             feeds: dtype and shape by op.
@@ -476,14 +477,14 @@ def _name_of(what: Any) -> str:
 
 
 def _fetched(element: tf.Tensor | tf.Operation) -> tf.TensorSpec | None:
-    """What stands for a fetch in the structure of results; operations give None."""
+    """Return the spec of a fetched tensor in the structure of results; None for operations."""
     if isinstance(element, tf.Operation):
         return None
     return tf.TensorSpec(element.shape, element.dtype)
 
 
 def _saved_tensors(graph: Graph, trimmed: TrimResult) -> list[SavedTensor]:
-    """What the graph's Savers write; by the variables' own names where it has none."""
+    """List the tensors that the graph's Savers write; without a Saver, all variables by name."""
     handles = graph.variable_of()
     saved: dict[str, SavedTensor] = {}
     for op in trimmed.removed[CHECKPOINT]:

@@ -1,4 +1,4 @@
-"""Which boxes of a logical tensor a rank stores, and which rank writes them.
+"""Boxes of a logical tensor that each rank stores, and the choice of the ranks that write them.
 
 A shard along one dimension is a row of *runs*: stretches of consecutive entries. A
 plain shard is one run, a strided one several, padding none; the product over the dimensions

@@ -13,7 +13,7 @@ from tfpar.tf.checkpoint.folders import discard, prune
 
 @dataclasses.dataclass(frozen=True)
 class Draft:
-    """What this process writes of a checkpoint.
+    """Checkpoint that is being written: the part that this process contributes.
 
     Attributes:
         temporary: its folder until it is committed, from `folders.temporary_folder`.

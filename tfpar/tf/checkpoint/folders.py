@@ -1,4 +1,4 @@
-"""Where checkpoints lie: one folder each, by step, and which of them are complete.
+"""Folders of checkpoints: one for each checkpoint, named by step; the name says if it is complete.
 
     run/step-00000120/                  complete
     run/step-00000240.1/                complete; step 240, saved a second time

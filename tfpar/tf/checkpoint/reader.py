@@ -60,7 +60,7 @@ class Reader:
 
     @property
     def info(self) -> dict[str, Any]:
-        """What was given to `commit`; empty for another's TensorFlow checkpoint."""
+        """Information given to `commit`; empty for a checkpoint that tfpar did not write."""
         return {} if self._index is None else self._index.info
 
     def shape(self, name: str) -> tuple[int, ...]:

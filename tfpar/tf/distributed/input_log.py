@@ -84,7 +84,7 @@ class InputLog:
 
     @property
     def step_bytes(self) -> float:
-        """What a step is fed, on average."""
+        """Mean number of bytes that a step is fed."""
         return self._bytes / max(1, sum(map(len, self._steps.values())))
 
     def digests(self, part: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Which rank this process is, from what its launcher has put into the environment."""
+"""Rank of this process and size of its job, read from the environment that its launcher set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one rank does for all, such as writing a file, while the others serve it.
+"""Actions that one rank runs for all, such as writing a file, while the other ranks serve it.
 
 The first rank runs the action. Where that needs the others (a sharded value is read, weights
 are loaded) it names a method, and they call it too; at the end they learn how it went.
@@ -65,7 +65,7 @@ class Lead:
         return self.run(what, action)
 
     def ask(self, key: int, method: str, *arguments: Any) -> None:
-        """Where this rank leads: have the others call the method of their own object too.
+        """On the leading rank, have the other ranks call the method of their own object too.
 
         Whoever calls it goes on to run the same method, so that the ranks meet in it.
 

@@ -37,7 +37,7 @@ _BYTES_PER_S = 5e9  # that are looked at, where memory is slow
 
 
 class SharedDraw(Protocol):
-    """What ranks hold in common, as `tf.runtime.shared_state` has it."""
+    """State that all ranks hold copies of; implemented by `tf.runtime.shared_state`."""
 
     def compare(self, when: str, turn: int | None = None) -> None: ...
 

@@ -1,4 +1,4 @@
-"""What ranks tell each other before Horovod connects them: values in the server of rank 0."""
+"""Key-value store for messages between ranks before Horovod connects them, served by rank 0."""
 
 from __future__ import annotations
 

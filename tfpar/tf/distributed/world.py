@@ -83,7 +83,9 @@ class World:
         within: Callable[[], TaskProgress | None] | None = None,
         hint: str = "",
     ) -> Iterator[None]:
-        """What other ranks wait for is bounded in time: the beacon ends a rank that hangs in it.
+        """Run a block as an activity that other ranks wait for: the beacon bounds its time.
+
+        A rank that hangs in it is ended.
 
         Args:
             within: tells, to another thread, how far this rank has got.
@@ -130,7 +132,7 @@ class World:
         self._all_leave.set()
 
     def first(self, what: str, make: Callable[[], Any]) -> Any:
-        """What rank 0 makes, on every rank; a JSON value. An error of rank 0 is everyone's.
+        """Run `make` on rank 0, and return its JSON value on every rank; all ranks raise its error.
 
         Raises:
             TfparError: on the other ranks, if `make` failed on the first.
@@ -277,7 +279,7 @@ def _is_of_a_peer(error: tf.errors.OpError) -> bool:
 
 
 def _waited_for(error: str) -> str:
-    """What a transfer that failed was to bring: the task that makes it, and the ranks."""
+    """Describe the transfer that failed: the task whose result it carries, and its two ranks."""
     found = _TRANSFER.search(error)
     if found is None:
         return ""

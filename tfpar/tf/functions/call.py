@@ -88,7 +88,7 @@ def is_tensor(value: Any) -> bool:
 
 
 def static_key(value: Any, what: str) -> Any:
-    """What two values share if a trace for one serves the other: equality, as in `tf.function`.
+    """Return a key that is equal for values that one trace serves, as `tf.function` compares them.
 
     Args:
         what: of the value, for the message.

@@ -69,7 +69,7 @@ def _returned(value: Any) -> Any:
 def _probe(
     function: StepFunction, call: CallArguments, sources: Sequence[_Probed]
 ) -> tuple[int, ...] | None:
-    """How many elements a step takes of each iterator; None if it loops over one."""
+    """Count the elements that a step takes of each iterator; None if it loops over one."""
     graph = tf.__internal__.FuncGraph(function.name)
     with function.session.scope(), capturing(), graph.as_default():
         args, kwargs = call.with_tensors(call.tensors, sources)
@@ -106,7 +106,7 @@ def _next(source: Iterator[Any]) -> Any:
 
 
 class _Source(abc.ABC):
-    """What a function sees in the place of an iterator."""
+    """Stand-in for an iterator while a function is traced."""
 
     graph: Any = None
 
@@ -317,7 +317,7 @@ _NOT_RETURNED = UndefinedReturnValue()
 
 
 def _place(key: Any, tensors: Sequence[Any]) -> Any:
-    """Where the state is that the step has for such tensors."""
+    """Return the key, in `StepFunction.states`, of a loop's state after tensors of these specs."""
     return key, repr(argument_specs(tuple(tensors)))
 
 

@@ -1,4 +1,4 @@
-"""What `tap.function` returns: a Python function as steps on a mesh, called as a `tf.function` is.
+"""`StepFunction`, the result of `tap.function`: a Python function that runs as steps on a mesh.
 
 A call is bound to the function's parameters. Its tensors (and arrays) are what a step is fed;
 everything else, Python numbers, strings, None and objects, is static: each set of such values is
@@ -85,7 +85,7 @@ class StepFunction:
 
     @functools.cached_property
     def traced(self) -> Callable[..., Any]:
-        """What is called to trace a step, with control flow on tensors as ops."""
+        """Return the function to trace: the Python function with control flow on tensors as ops."""
         if not self._autograph:
             return self.python_function
         context = tf.__internal__.autograph.control_status_ctx()

@@ -30,7 +30,7 @@ def fingerprint(tensor: tf.Tensor) -> int:
 
 
 class Traits(NamedTuple):
-    """What numbers come to, rounded or not.
+    """Fingerprint of an array of numbers that tolerates rounding.
 
     Attributes:
         projection: on random numbers, the same for all arrays, over the root of the number of

@@ -24,7 +24,7 @@ def note_use(variable: tf.Variable) -> None:
 
 
 def without_tapes() -> contextlib.AbstractContextManager[None]:
-    """What runs inside is recorded by no gradient tape."""
+    """Return a context in which no gradient tape records."""
     return record.stop_recording()
 
 

@@ -1,4 +1,4 @@
-"""What leaves the process as a graph of TensorFlow: SavedModels and frozen graphs."""
+"""Hooks into the writing of TensorFlow graphs: SavedModels and frozen graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users give as a batch, looked at before a step is traced for it."""
+"""Checks of the batches that users give, made before a step is traced for them."""
 
 from __future__ import annotations
 

@@ -329,7 +329,7 @@ def _restore_values(state: ParallelModel, path: str) -> tuple[Reader, Position]:
 
 
 def _position(reader: Reader) -> Position:
-    """Where training stood; at the start for another's TensorFlow checkpoint."""
+    """Return the position of training that a checkpoint holds; the start for one not of tfpar."""
     if reader.step is None:
         return Position()
     try:

@@ -24,7 +24,7 @@ _SHOWN = 5  # names in a message
 
 
 class ModelRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a checkpoint says of the model that it was made of.
+    """Record, in a checkpoint, of the model that it was made of.
 
     Attributes:
         optimizers: their classes.

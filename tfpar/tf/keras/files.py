@@ -19,7 +19,7 @@ SAVING = ("save", "save_weights", "export", "load_weights")
 
 
 class ModelFileMethods:
-    """What takes the place of a model's own methods, with their arguments.
+    """Replacements of a model's own file methods, with the same arguments.
 
     Args:
         state: of the model.

@@ -216,7 +216,7 @@ class ParallelModel:
         return list({id(o): o for o in found if o is not None}.values())
 
     def variable_name(self, variable: tf.Variable) -> VariableName:
-        """What a captured variable is called, and whether it is a weight of the model."""
+        """Return the name of a captured variable, and whether it is a weight of the model."""
         holder, is_weight, place = self._holders.get(id(variable), _UNKNOWN)
         if holder is None or holder._value is not variable:
             # Looked up anew only now: Keras walks over all layers for it.
@@ -290,7 +290,7 @@ class ParallelModel:
     def load_weights_too(
         self, path: str, args: Sequence[Any], kwargs: dict[str, Any], optimizer_built: bool
     ) -> None:
-        """What the other ranks do when the first one, leading, loads weights."""
+        """Load weights on this rank, as the first rank, leading, does."""
         if optimizer_built:
             self.build_optimizer(force=True)
         self.load_weights(path, *args, **kwargs)

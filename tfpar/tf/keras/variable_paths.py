@@ -1,4 +1,4 @@
-"""Where the variables of a Keras model are: the layers that hold them, whatever they are called."""
+"""Paths of a Keras model's variables by the layers that hold them, independent of their names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is checked after a program's first step: variables lie as planned, and copies agree."""
+"""Checks after a program's first step: variables are placed as planned, and copies are equal."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Copies:
 
     @property
     def shards(self) -> dict[int, tf.Variable]:
-        """What each rank of this process uses, by its rank in the job."""
+        """Shards that the ranks of this process use, by rank in the job."""
         return {self.members[rank]: shard for rank, shard in self.variable.shards.items()}
 
     @property

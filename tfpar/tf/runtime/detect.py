@@ -1,4 +1,4 @@
-"""What there is to run on: the ranks, and the cluster that plans are made for if none is named."""
+"""Detection of the hardware: the ranks, and the cluster to plan for if the user names none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which device each in-process rank runs on."""
+"""Devices of the in-process ranks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def rank_devices(num_ranks: int) -> list[str]:
 
 
 def num_gpus() -> int:
-    """How many there are for ranks: of one that is cut into logical devices, each of these."""
+    """Count the GPUs for ranks; of one that is cut into logical devices, each of these counts."""
     gpus = tf.config.list_physical_devices("GPU")
     if runtime.is_started() and gpus:
         return len(tf.config.list_logical_devices("GPU"))

@@ -82,7 +82,7 @@ class Executable:
 
     @property
     def local(self) -> LocalProgram:
-        """What every rank runs; of a step in stages all of it."""
+        """Local program that every rank runs; of a staged step, the program with all stages."""
         return self.compiled.local
 
     @property
@@ -136,7 +136,7 @@ class Executable:
             self._held_in_common().compare(f"up to the last {self.name}")
 
     def _held_in_common(self) -> SharedState:
-        """What ranks, which are processes, hold in common of the step's variables."""
+        """Return the state that the ranks, which are processes, share of the step's variables."""
         if self._shared is None:
             assert self.ranks.world is not None
             self._shared = SharedState([*self._placed().values()], self.ranks.world)
@@ -174,7 +174,9 @@ class Executable:
         }
 
     def _placed(self) -> dict[int, PlacedVariable]:
-        """Where each variable of the step lies, by its place among them.
+        """Find the placement of each variable of the step, by its index among them.
+
+        A variable of several groups is a scalar, of which each rank has a copy.
 
         What several groups have is a scalar, which each rank has a copy of.
         """

@@ -1,4 +1,4 @@
-"""Where the ranks of a mesh live: all in this process, or one in each process of a job.
+"""Ranks of a mesh and their processes: all in this one, or one in each process of a job.
 
 The mesh is that of all ranks, or of a part of them: of the ranks that run a stage.
 """

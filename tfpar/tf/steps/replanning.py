@@ -22,7 +22,7 @@ logger = logging.getLogger("tfpar")
 
 
 class ReplanResult(NamedTuple):
-    """What planning anew came to; seconds of a step as predicted on the machines as they are now.
+    """Result of replanning; seconds of a step are predicted on the machines as they are now.
 
     Attributes:
         before_s: of the plan that was in force.

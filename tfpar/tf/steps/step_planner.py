@@ -150,7 +150,7 @@ class StepPlanner:
                 self.program.use(None)
 
     def _from_constraints(self, captured: CapturedStep, part: bool) -> Plan:
-        """What the constraints make of the step."""
+        """Make the plan that the constraints give for the step."""
         plan = plan_from_constraints(
             captured.graph,
             self.session.stage_mesh,
@@ -231,14 +231,14 @@ class StepPlanner:
         return None
 
     def _recomputed(self, captured: CapturedStep, part: bool) -> tuple[str, ...]:
-        """What the user asks to compute again in the backward pass."""
+        """List the blocks that the user asks to recompute in the backward pass."""
         asked = self.session.options.recompute
         if not asked or part:
             return ()
         return Blocks.of(captured.graph, captured.gradients).chosen(asked)
 
     def _offloaded(self, captured: CapturedStep, part: bool) -> OffloadPlan:
-        """What the user asks to have in host memory."""
+        """Select the slots and activations that the user asks to offload to host memory."""
         asked = self.session.options.offload
         if asked is None or part:
             return OffloadPlan()
@@ -318,7 +318,7 @@ class StepPlanner:
         report: Reporter,
         cluster: Cluster,
     ) -> tuple[StepSearch, PlanRequest]:
-        """What searches plans of a step on some machines, and what is requested of it."""
+        """Return the search over plans of a step, and the request for a plan on `cluster`."""
         session, options, planner = self.session, self.session.options, self.session.options.planner
         assert planner is not None
         laid, steps = {}, None if part else self.program.training_steps

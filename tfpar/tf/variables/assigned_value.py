@@ -1,4 +1,4 @@
-"""What a variable was given from outside of steps, as ranks compare it that are processes."""
+"""Values that a variable was assigned outside of steps, as processes compare them."""
 
 from __future__ import annotations
 

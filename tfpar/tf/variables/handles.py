@@ -1,4 +1,4 @@
-"""What lies behind the handle of a TensorFlow variable, whatever shape it has at the moment."""
+"""Values behind the handles of TensorFlow variables, whatever shape they have at the moment."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class ParallelVariable(UninitializedVariable):
 
     @property
     def state(self) -> State:
-        """Where the value is. Another object whenever the value moves."""
+        """State that holds the value; another object whenever the value moves."""
         return self._state
 
     @property
@@ -293,7 +293,7 @@ class ParallelVariable(UninitializedVariable):
         return state.assemble(self.name, self.shape, self.dtype)
 
     def _in_graph(self, state: Sharded) -> Calls:
-        """How the function that is being traced uses the variable."""
+        """Return the variable's calls in the function that is being traced."""
         if self._calls is None or self._calls.state is not state:
             self._calls = Calls(self.handle, state, self.name, self.shape, self.dtype)
         return self._calls

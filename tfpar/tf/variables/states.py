@@ -1,4 +1,4 @@
-"""Where a variable's value is: one of three states, each with all that it needs.
+"""States of a variable, by where its value is: three classes, each with all that it needs.
 
     Pending   nowhere yet: what makes it
     Whole     behind the variable's own handle, as that of an ordinary one

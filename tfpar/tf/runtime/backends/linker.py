@@ -153,7 +153,7 @@ class Linker(abc.ABC):
                 self.edges[rank][tensor] = f"{name}:output:{at[position]}"
 
     def _announced(self, op: Op, given: Sequence[str], control: Sequence[str]) -> Sequence[str]:
-        """What the call of a task waits for beside what it is given; it may be announced before.
+        """Return the control inputs of a task's call; a backend may add nodes that announce it.
 
         Args:
             given: the edges that the first rank reads.

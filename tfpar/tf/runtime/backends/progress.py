@@ -1,4 +1,4 @@
-"""How far a rank has got in a step of a pipeline, for another thread to see while the step runs.
+"""Progress of a rank within a pipeline step, readable from another thread while the step runs.
 
 Before each task the step assigns a number to a variable, once the task before it has ended, and
 another once all is there that the task reads:

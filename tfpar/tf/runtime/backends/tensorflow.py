@@ -192,7 +192,7 @@ class TensorFlowTransport:
         return nodes.slice("received", done, nodes.shape("of_received", rows))
 
     def _keys(self, nodes: _Nodes, group: Group) -> list[str]:
-        """What the next collective of the group is met by: its size and the two keys."""
+        """Write the keys by which ranks meet in the group's next collective: size and two keys."""
         self._written[group] += 1
         return _key_nodes(nodes, len(group), self._group_keys[group], self._written[group])
 

@@ -236,7 +236,7 @@ class Wire:
     def _joined(
         self, name: str, edge: str, shapes: Sequence[Shape], dtype: str, dims: Sequence[int]
     ) -> list[str]:
-        """What lies side by side, the blocks of each operand joined along its dim."""
+        """Split operands that lie side by side, and join the blocks of each along its dim."""
         stacked = self._apart(name, edge, shapes, dtype, shapes[0][0])
         return [
             self._join(f"{name}/{i}", e, dtype, dim, shape[0])
