@@ -23,7 +23,7 @@ ClusterLike = Cluster | Mapping[str, Any] | PathLike
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What `auto_parallel` and its kin are asked besides mesh and constraints.
+    """Options of `auto_parallel` and its kin, besides mesh and constraints.
 
         options = tap.Options(planner="rhino", memory_limit="16 GiB")
         plan = tap.plan(build_model, batch, [2, 8], options=options)
@@ -152,7 +152,7 @@ def settings_of(
     keywords: Mapping[str, Any],
     kind: type[PlanKeywords] = Keywords,
 ) -> Settings:
-    """What a call asks for that takes keywords of this `kind`.
+    """Read the options and keywords of a call that takes keywords of this `kind`.
 
     Raises:
         ArgumentError: names the argument and what was given.

@@ -1,5 +1,6 @@
-"""What long work is at: a line that terminals and notebooks keep up to date; elsewhere a line now
-and then.
+"""Progress of long work: one line that terminals and notebooks keep up to date.
+
+Elsewhere a line is written now and then.
 
 Capturing, searching, compiling, calibrating and installing all tell it here. Work that tells
 nothing for long (a trace, a compiler) is shown too: a thread looks on.
@@ -26,7 +27,7 @@ logger = logging.getLogger("tfpar")
 
 
 class Display(Protocol):
-    """Where lines are shown.
+    """Display that shows lines to the user.
 
     Attributes:
         quiet_s: work that takes no longer is not worth a line.
@@ -136,7 +137,7 @@ class Reporter:
 
     @contextlib.contextmanager
     def at(self, what: str, limit_s: float | None = None, *, apart: bool = False) -> Iterator[None]:
-        """What is done within, as a part of what is done around it.
+        """Run a block as a part of the work around it.
 
         Args:
             limit_s: the seconds that it may take.
@@ -151,7 +152,7 @@ class Reporter:
             self._parts.pop()
 
     def tell(self, detail: str) -> None:
-        """What the innermost part is at."""
+        """Report the current detail of the innermost part."""
         self._parts[-1].detail = detail
         self._show()
 
@@ -239,7 +240,7 @@ BEAT_S = 0.5
 
 
 def _display() -> Display:
-    """Where users look."""
+    """Return the display for where the user looks: a terminal, a notebook, or a log."""
     if sys.stderr.isatty():
         return Terminal()
     return Notebook() if _in_notebook() else LogDisplay()

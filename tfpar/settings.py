@@ -1,4 +1,4 @@
-"""What `auto_parallel` and its kin are asked, in one form each: read in one place.
+"""Settings of `auto_parallel` and its kin: the user's options, read in one place to one form each.
 
 `Settings.of` takes what users give, and makes of it one form each, or says at once what is wrong.
 What then depends on this machine (the default mesh, the cluster) is for the session to find.
@@ -57,7 +57,7 @@ ConstraintsLike = Constraint | Mapping[str, Any] | Sequence[Constraint]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What is asked, in one form each; see `Options` for what it means.
+    """Options of the user in one form each; see `Options` for their meaning.
 
     Attributes:
         mesh: None for all ranks that there are, or the plan's.
@@ -94,7 +94,7 @@ class Settings:
     def of(
         cls, mesh: MeshLike | None, constraints: ConstraintsLike | None, options: Options
     ) -> Settings:
-        """What a user gives, read.
+        """Read what a user gives.
 
         Raises:
             ArgumentError: names the argument and what was given.
@@ -208,7 +208,7 @@ class Settings:
 
     @property
     def batch_statistics(self) -> BatchStatisticsOf:
-        """What normalisations take their statistics over."""
+        """Batch statistics of normalisations: exact, or those of a microbatch."""
         asked = self.given_pipeline or self.plan
         return "exact" if asked is None else asked.batch_statistics
 
@@ -341,7 +341,7 @@ def _verbose(name: str, value: Any) -> bool:
 
 
 def _recompute(name: str, value: Any) -> bool | tuple[str, ...]:
-    """What to compute again, as a value that can be compared."""
+    """Read `recompute` to a value that can be compared."""
     if isinstance(value, bool | np.bool_):
         return bool(value)
     expected = "True, False, or a list of regular expressions"
@@ -352,7 +352,7 @@ def _recompute(name: str, value: Any) -> bool | tuple[str, ...]:
 
 
 def _offload(name: str, value: Any) -> Offload:
-    """What to offload, as a value that can be compared."""
+    """Read `offload` to a value that can be compared."""
     if isinstance(value, bool | np.bool_):
         return Offload(bool(value), bool(value))
     if not isinstance(value, Offload):

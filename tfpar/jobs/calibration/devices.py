@@ -1,4 +1,4 @@
-"""What the devices of machines reach, and which of them are alike."""
+"""Speed of the devices of machines, and the machines whose devices are equally fast."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ _SLOWER = 1.1  # than expected: less is noise
 def devices_of(
     mesh: Mesh, machine: MachineInfo, timer: Timer, sizes: Sizes, reserve_s: float, tell: Tell
 ) -> list[Device]:
-    """What a rank's device reaches while all compute, on each machine.
+    """Measure a rank's device on each machine, while all ranks compute.
+
+    Machines of one type share one device, with the times of the slowest rank.
 
     Those of machines that are alike are one device: the slowest rank's times count.
 
@@ -54,7 +56,7 @@ def devices_of(
 
 
 def _ops(mesh: Mesh, sizes: Sizes) -> dict[str, list[Chain]]:
-    """What is timed of a device, by what it is about."""
+    """List the chains to time on a device, by what they measure."""
     square = (sizes.half_side,) * 3
     return {
         "ops": [_elementwise(mesh, op, 2, _FEW) for op in _LAUNCHED],

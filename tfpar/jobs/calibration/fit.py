@@ -98,6 +98,6 @@ def remove_ramp(seconds: float, ramp_s: float) -> float:
 
 
 def overlap(arithmetic_s: float, collectives_s: float, both_s: float) -> float:
-    """What part of the arithmetic goes on during the collectives, 0 to 1."""
+    """Return the part of the arithmetic that goes on during the collectives, 0 to 1."""
     hidden = arithmetic_s + collectives_s - both_s
     return min(max(hidden / min(arithmetic_s, collectives_s), 0.0), 1.0)

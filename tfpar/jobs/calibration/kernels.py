@@ -59,7 +59,7 @@ class Kernel:
 
     @property
     def moved_bytes(self) -> int:
-        """What it reads and writes."""
+        """Bytes that the kernel reads and writes."""
         operands = zip(self.shapes, self.all_dtypes, strict=True)
         read = sum(math.prod(shape) * itemsize(dtype) for shape, dtype in operands)
         return read + math.prod(self.result) * itemsize("float32")
@@ -103,7 +103,7 @@ def kernels_of(count: int, side: int) -> list[Kernel]:
 
 
 def _transposed_product(rows: int, depth: int, columns: int) -> Kernel:
-    """What the gradient of a thin batch is multiplied with: the kernel of its layer."""
+    """Make the product of a thin batch's gradient with the transposed kernel of its layer."""
     return Kernel(
         "MatMul",
         functools.partial(product, transposed=True),
@@ -115,7 +115,7 @@ def _transposed_product(rows: int, depth: int, columns: int) -> Kernel:
 
 
 def _attention(count: int) -> Kernel:
-    """What multiplies queries and keys of several heads: both and the result are permuted."""
+    """Make the einsum of queries and keys of several heads, which permutes operands and result."""
     batch = max(1, count // (_HEADS * _LENGTH * _DEPTH))
     given = (batch, _LENGTH, _HEADS, _DEPTH)
     made = (batch, _HEADS, _LENGTH, _LENGTH)

@@ -1,4 +1,4 @@
-"""How long programs take, agreed upon by all ranks."""
+"""Times of programs, agreed upon by all ranks."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Timer:
         return [max(_typical(times) - self.step_s, 1e-9) for times in told]
 
     def _once(self, run: TimedRunner) -> list[float]:
-        """What a run takes, on each rank, beyond what any costs."""
+        """Time a run roughly on each rank, less the overhead of any step."""
         told = self._told([run() for _ in range(2)])
         return [max(min(times) - self.step_s, 1e-6) for times in told]
 

@@ -19,7 +19,7 @@ class Status(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finding:
-    """How a thing was found.
+    """Result of one check.
 
     Attributes:
         name: of the thing.
@@ -49,7 +49,7 @@ def missing(name: str, found: str, mend: str) -> Finding:
 
 
 def look(name: str, check: Callable[[], Finding | None]) -> Finding | None:
-    """What the check finds; an error of its own is a finding too, for others may still be made."""
+    """Run a check; an error that it raises is a finding too, and the other checks go on."""
     try:
         return check()
     except TfparError as error:

@@ -1,4 +1,4 @@
-"""What works: a tiny model is trained, by two ranks in one process and by two processes."""
+"""Trial trainings of a tiny model: by two ranks in one process, and by two processes."""
 
 from __future__ import annotations
 

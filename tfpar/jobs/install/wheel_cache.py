@@ -64,7 +64,7 @@ class WheelFolder:
 
     @property
     def log(self) -> Path:
-        """What the last build printed."""
+        """Path of the last build's output."""
         return self.path / "build.log"
 
     def wheel(self) -> Path | None:

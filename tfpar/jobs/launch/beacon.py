@@ -35,7 +35,7 @@ _LONGEST_TEXT = 4000  # characters of an activity or a message
 
 
 class TaskProgress(NamedTuple):
-    """How far a rank has got within a step of a pipeline.
+    """Progress of a rank within a step of a pipeline.
 
     Attributes:
         task: as schedules write it: `1B3`.
@@ -58,7 +58,7 @@ class TaskProgress(NamedTuple):
 
 
 class _Now(NamedTuple):
-    """What this rank does.
+    """Current activity of this rank.
 
     Attributes:
         since: when it began, `time.monotonic()`.
@@ -82,7 +82,7 @@ class _Now(NamedTuple):
 
 
 class Beacon:
-    """What this rank tells, and its watchdog.
+    """Reporter of this rank's state to the launcher, and its watchdog.
 
     Use `connect` (under `tfpar run`) or `alone`; the constructor starts the thread.
 
@@ -137,7 +137,7 @@ class Beacon:
 
     @property
     def timeout_s(self) -> float:
-        """How long a bounded activity may last, seconds."""
+        """Seconds that a bounded activity may last."""
         return self._timeout_s
 
     @property

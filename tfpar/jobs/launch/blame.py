@@ -1,4 +1,6 @@
-"""Which rank ended a job, by what is known of all of them: no clocks, no processes, no text.
+"""Blame for a job's end: finds the rank that caused it, from the status of all ranks alone.
+
+This needs no clocks, no processes and no text.
 
 The culprit is the rank that failed first by itself. A rank that failed because another had ended
 is none, and neither is one that waited in vain: then it is the rank that did not come along.
@@ -51,7 +53,7 @@ _LOSSES = {
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
-    """What is known of one rank.
+    """Status of one rank, as far as the launcher knows it.
 
     Attributes:
         exit: None while it runs.
@@ -91,7 +93,7 @@ class RankStatus:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long, in seconds, is too long."""
+    """Time limits, in seconds, beyond which a rank counts as hung or lost."""
 
     timeout_s: float
     start_timeout_s: float
@@ -129,7 +131,7 @@ class Blame:
 
     @property
     def exit_code(self) -> int:
-        """What a shell gets for it."""
+        """Exit code of the launcher for this cause."""
         ended = self.record.exit if not self.record.stopped else None
         if self.cause is Cause.KILLED and self.record.signal is not None:
             return 128 + self.record.signal

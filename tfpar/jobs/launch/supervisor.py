@@ -37,7 +37,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """What a rank last told. All times are this process's `time.monotonic()`.
+    """Signs of life of a rank: its last report. All times are this process's `time.monotonic()`.
 
     Attributes:
         since: when the activity began.
@@ -92,7 +92,7 @@ class Supervisor:
         self._thread.start()
 
     def signs(self) -> dict[int, Signs]:
-        """What is known of each rank that has connected."""
+        """Return the signs of life of each rank that has connected."""
         with self._lock:
             return dict(self._signs)
 

@@ -59,7 +59,10 @@ def correct_cluster(cluster: Cluster, found: Sequence[MeasuredCollective], work:
 
 
 def _pace(one: MeasuredCollective, cluster: Cluster) -> LinkSlowdown:
-    """How a collective compares with the algorithm that is described to be fastest for much."""
+    """Return the slowdown of a measured collective against the described algorithm.
+
+    Of several algorithms it is the one that is fastest for large payloads.
+    """
     described = lines(one.kind, (one.axis,), Mesh.of(one.mesh), cluster)
     start_s, per_byte_s = min(described, key=lambda line: line[1])
     start = max(one.startup_s / start_s, _LEAST) if start_s else 1.0

@@ -1,5 +1,4 @@
-"""What a plan expects of the collectives of a step, kind by kind, and what comes of it if they take
-longer."""
+"""Predicted time of a step's collectives by kind, and of the step if they take longer."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ def machines_of(plan: Plan) -> Cluster:
 
 @dataclasses.dataclass(frozen=True)
 class ExpectedCollectives:
-    """What the collectives of a step are predicted to take, in seconds by kind.
+    """Predicted seconds of the collectives of a step, by kind.
 
     Attributes:
         waited_s: of those that ops wait for.
@@ -61,8 +60,11 @@ class ExpectedCollectives:
         )
 
     def seconds(self, ratios: Mapping[Kind, float]) -> dict[Kind, float]:
-        """How long a step waits for each kind, if collectives take so many times as long as
-        predicted; those that are not named take as long."""
+        """Return how long a step waits for each kind if collectives take longer than predicted.
+
+        Args:
+            ratios: measured over predicted time of each kind; 1 for kinds that are not named.
+        """
         waited = {kind: s * ratios.get(kind, 1.0) for kind, s in self.waited_s.items()}
         beside = {kind: s * ratios.get(kind, 1.0) for kind, s in self.beside_s.items()}
         together_s, predicted_s = sum(beside.values()), sum(self.beside_s.values())
@@ -76,7 +78,7 @@ class ExpectedCollectives:
 
 
 def work_s(cost: Cost) -> float:
-    """What a step is predicted to take beside waiting for collectives."""
+    """Return the predicted time of a step without the waits for collectives."""
     return cost.seconds - sum(cost.communication_s) + cost.hidden_s - cost.exposed_s
 
 

@@ -1,4 +1,4 @@
-"""What measured steps mean: samples and FLOPs a second, and how far the prediction was off."""
+"""Figures of measured steps: samples and FLOPs a second, and the error of the prediction."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEVICE_PEAK, PROCESS_PEAK = "device_peak_mb", "process_peak_mb"
 
 @dataclasses.dataclass(frozen=True)
 class StepVolume:
-    """What a step does, whatever it takes.
+    """Volume of a step, independent of its time: samples, FLOPs, bytes moved.
 
     Attributes:
         samples: of the whole batch; None where no argument has a batch.
@@ -58,7 +58,7 @@ def _peak(machines: Cluster, dtype: str, num_ranks: int) -> float:
 
 
 class Times(NamedTuple):
-    """What a step took, in seconds; nan where none was timed.
+    """Measured times of a step, in seconds; nan where none was timed.
 
     Attributes:
         step_s: of all steps.

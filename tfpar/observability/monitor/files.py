@@ -1,4 +1,4 @@
-"""Where a monitor writes what it finds: lines of JSON, and scalars for TensorBoard."""
+"""Files of a monitor: lines of JSON, and scalars for TensorBoard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which part of a step takes longer than predicted: its collectives are timed, the rest is left.
+"""Comparison of a step's parts with the prediction: collectives are timed, the rest is left.
 
 What a step waits for data is known. The dearest kinds of its collectives run by themselves, on all
 ranks of the plan at once and through the backend of the training, at the size that they have in the
@@ -65,7 +65,7 @@ class TimedCollective(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """How many times as long as predicted it takes."""
+        """Measured over predicted time."""
         return self.measured_s / max(self.predicted_s, _LEAST_S)
 
 
@@ -82,7 +82,7 @@ class StepPart(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """How many times as long as predicted it takes."""
+        """Measured over predicted time."""
         return self.measured_s / max(self.predicted_s, _LEAST_S)
 
     def as_dict(self) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class PlacementDiff:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """What differs between two plans.
+    """Differences between two plans.
 
     Attributes:
         names: of the plans.

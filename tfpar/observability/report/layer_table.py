@@ -56,7 +56,7 @@ def _single(layer: LayerSummary) -> Row:
 
 
 def _block(layers: list[LayerSummary]) -> list[Row]:
-    """What a block comes to, then its members that have weights, then the others as one."""
+    """Make the rows of a block: its sum, its members that have weights, and the others as one."""
     repeat = layers[0].repeat
     assert repeat is not None
     members: dict[int, list[LayerSummary]] = {}

@@ -48,8 +48,10 @@ def statistics_text(microbatches: int) -> str:
 
 
 def memory_limit(plan: Plan) -> float:
-    """What that rank may store whose memory `plan.cost` tells: of a pipeline, one of the stage that
-    holds most of what it may."""
+    """Return the memory limit of the rank whose memory `plan.cost` gives.
+
+    In a pipeline it is a rank of the stage that uses most of its limit.
+    """
     staged = None if plan.stages is None else plan.stages.cost
     known = None if staged is None else staged.stages[staged.fullest].limit_bytes
     if known is not None:

@@ -1,4 +1,4 @@
-"""What trials measured against what was predicted, as text."""
+"""Measured trials of candidates against their predictions, as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user is warned of when a step is compiled, once for each op or op type."""
+"""Warnings on a compiled step, given once for each op or op type."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Warnings:
         )
 
     def unshared(self, name: str) -> None:
-        """What keeps ranks from having unequal shares of the batch.
+        """Warn of an op that keeps ranks from having unequal shares of the batch.
 
         Raises:
             TfparError: the step is strict.

@@ -1,4 +1,4 @@
-"""What plans for several meshes and clusters are predicted to do, beside each other."""
+"""Estimates: predicted plans for several meshes and clusters, side by side."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ JSON_VERSION = 1
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """What is predicted of a model on one mesh of one cluster.
+    """Prediction for a model on one mesh of one cluster.
 
     Attributes:
         mesh: as it was asked for.

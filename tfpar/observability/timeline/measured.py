@@ -16,7 +16,7 @@ Key = tuple[int, str, int]
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """What a rank did in one run of a collective, on the clock of all."""
+    """Part of one rank in one run of a collective, in the common time of all ranks."""
 
     rank: int
     met: CollectiveSpan

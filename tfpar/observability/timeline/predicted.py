@@ -71,7 +71,7 @@ class _Set:
 
     @property
     def name(self) -> str:
-        """What the one is called that stands for all."""
+        """Name of the track: its ranks, and the stages that they run."""
         first, last = self.ranks[0], self.ranks[-1]
         text = f"ranks {first} to {last}" if last > first else f"rank {first}"
         return f"{text}, stage {', '.join(map(str, self.stages))}" if self.stages else text
@@ -228,8 +228,10 @@ def _draw_pipeline(
 
 
 def _draw_waits(own: _Set, actor: int, pipeline: PipelineSummary, before: float) -> None:
-    """Where a set has nothing to run until another stage sends what its next task reads: until
-    that begins to send."""
+    """Draw the times in which an actor has nothing to run until another stage sends to it.
+
+    A wait ends when the other stage begins to send what the actor's next task reads.
+    """
     come = [s for s in pipeline.transfers if pipeline.actor_of_stage[s.target] == actor]
     ended = 0.0
     for ran in pipeline.tasks:

@@ -52,7 +52,7 @@ def steps_of_ranks(
     ranks: Sequence[int],
     ahead: int = 0,
 ) -> dict[int, StepOfRank]:
-    """What each rank of this process did in a step.
+    """Extract what each rank of this process did in a step.
 
     Args:
         events: by their starts; those outside of the window are left out.

@@ -1,4 +1,4 @@
-"""Which steps a timeline is asked for, and where it goes."""
+"""Request for a timeline: its steps and its file."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def _judged_entries(
 
 
 def _same_kind(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Where both are finite, or both the same infinity, or both no number."""
+    """Mask the entries where both are finite, both the same infinity, or both nan."""
     finite = np.isfinite(_wide(one)) & np.isfinite(_wide(other))
     return finite | _equal(one, other)
 
@@ -263,7 +263,7 @@ def _sizes(gap: np.ndarray, unit: np.ndarray) -> _Sizes:
 
 
 def _granted_scale(size: np.ndarray, granted: np.ndarray, unit: np.ndarray) -> float:
-    """How far the granted roundings may move the scale, as they are by chance.
+    """Bound the change of the scale by the granted roundings, which are random.
 
     Entries of one size may all be rounded alike.
     """

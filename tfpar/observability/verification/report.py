@@ -1,4 +1,4 @@
-"""What `verify` found, as a value and as text."""
+"""Result of `verify`, as a value and as text."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ class Verification:
 
     @property
     def reasons(self) -> list[str]:
-        """What explains the verdicts."""
+        """List the reasons for the verdicts."""
         told, verdicts = [], self._verdicts()
         if Verdict.ROUNDING in verdicts:
             resolution, name = self._coarsest()

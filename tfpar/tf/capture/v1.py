@@ -257,8 +257,7 @@ class GraphSource:
         return element
 
     def in_session(self, element: tf.Tensor | tf.Operation) -> Any:
-        """Return what `session.run` fetches for an element: the name of a tensor, or of operations.
-        """
+        """Return what `session.run` fetches for an element: the name of a tensor or of its ops."""
         if isinstance(element, tf.Tensor):
             return self._inlined.tensor(element.name)
         return tuple(self._inlined.operations(element.name))

@@ -96,8 +96,7 @@ def _read_in_place(model: keras.Model) -> bool:
 
 
 def _place_of(store: Any, dataset: h5py.Dataset) -> DatasetAt | None:
-    """Return where a dataset can be found again; None if it is in memory, or may soon be deleted.
-    """
+    """Return where to find a dataset again; None if it is in memory, or may soon be deleted."""
     archive = store.archive
     path = dataset.file.filename if archive is None else archive.filename
     if path is None or not os.path.isfile(path) or _is_temporary(path):

@@ -316,7 +316,7 @@ class CompiledFunction:
         return 1 if plan.stages is None else plan.microbatches
 
     def _batch_statistics(self, plan: Plan) -> BatchStatisticsOf:
-        """Return whether normalisations take exact batch statistics or those of a microbatch."""
+        """Return the batch statistics of normalisations: exact, or those of a microbatch."""
         pipeline = self.session.pipeline
         return plan.batch_statistics if pipeline is None else pipeline.batch_statistics
 

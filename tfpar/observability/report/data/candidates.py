@@ -1,4 +1,4 @@
-"""What a plan was compared with, and why the others lost."""
+"""Candidates that a plan was compared with, and why they lost."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def _asset(name: str) -> str:
 
 
 def _hash(script: str) -> str:
-    """What a Content-Security-Policy allows this script by."""
+    """Return the hash by which a Content-Security-Policy allows this script."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 

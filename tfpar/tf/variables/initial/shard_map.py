@@ -83,8 +83,7 @@ class ShardMap:
         )
 
     def copies(self, dim: int, start: int, stop: int) -> list[RowCopy]:
-        """List the stored parts of rows `start..stop` of the value as `[prod(shape[:dim + 1]),
-        ...]`.
+        """List stored parts of rows `start..stop` of the value as `[prod(shape[: dim + 1]), ...]`.
 
         The row of index `(i, ..., k)` is its row-major number in `shape[: dim + 1]`.
         """

@@ -64,7 +64,7 @@ class TaskSummary:
 
 @dataclasses.dataclass(frozen=True)
 class TransferSummary:
-    """What one stage sends to another, from start to end."""
+    """Transfer from one stage to another, from start to end."""
 
     start: float
     end: float

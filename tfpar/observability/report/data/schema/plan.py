@@ -1,4 +1,4 @@
-"""What a plan is, for which machines, and what a step of it costs."""
+"""Schema of a plan's facts, its machines and the cost of its step."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Axis:
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What the plan is.
+    """Facts of a plan.
 
     Attributes:
         model: the name of the model, and `model_class` its class; empty where they are not known.
@@ -142,7 +142,7 @@ class BytesByKind:
 
 @dataclasses.dataclass(frozen=True)
 class CostSummary:
-    """What a step costs; see `tfpar.cost.cost.Cost` for each number.
+    """Cost of a step; see `tfpar.cost.cost.Cost` for each number.
 
     Attributes:
         parts: of `seconds`, of which they are the sum.

@@ -29,7 +29,7 @@ FORMAT, VERSION = "tfpar report", 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-    """What there is to show of a plan.
+    """Report of a plan: all that views show of it.
 
     Attributes:
         verdict: one sentence: what the plan is, and what it gains.

@@ -1,4 +1,4 @@
-"""What a step is made of: layers, variables, collectives, and what flows between them."""
+"""Schema of a step: layers, variables, collectives, and the flows between layers."""
 
 from __future__ import annotations
 
@@ -201,8 +201,13 @@ class Input:
 
 @dataclasses.dataclass(frozen=True)
 class Padding:
-    """What is padded, as sizes do not divide: variables by name, bytes of them in all, and how many
-    other tensors."""
+    """Padding of sizes that do not divide.
+
+    Attributes:
+        variables: names of the padded ones.
+        num_bytes: of padding in them, in all.
+        tensors: how many other tensors are padded.
+    """
 
     variables: tuple[str, ...]
     num_bytes: float
