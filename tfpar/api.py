@@ -151,7 +151,7 @@ def function(
         step: the function, or a `tf.function`.
         input_signature: `tf.TensorSpec`s that the arguments have to fit; sizes may be None.
         autograph: turn Python control flow on tensors into ops.
-        jit_compile: XLA compiles what lies between collectives. By default it does if `step` is a
+        jit_compile: XLA compiles what is between collectives. By default it does if `step` is a
             `tf.function` that says so.
 
     Raises:

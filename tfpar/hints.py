@@ -1,4 +1,4 @@
-"""Constraints from a file: a table for each call of a function that makes one, in its own words.
+"""Constraints files in TOML: each table is a call of a function that makes a constraint.
 
     [[shard]]
     pattern = "block_.*/fc1/kernel"

@@ -1,4 +1,4 @@
-"""`Options`: what users may ask besides a mesh and constraints, and the keywords of that name."""
+"""`Options` of a user besides mesh and constraints, and the same options as keywords."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Options:
         planner: `"tap"`, `"rhino"`, `"auto"`, which picks one of them by the step's graph and
             `search_seconds` (the plan says which), `"exhaustive"`, which tries all plans of a model
             of a few layers, or one of your own (`search.problem.Planner`).
-            None searches nothing: weights lie as constraints say, the rest as their first reader
-            wants them; without constraints, every batch is split over the whole mesh (data
-            parallelism).
+            None searches nothing: weights have the specs of constraints, the others those that
+            their first reader prefers; without constraints, every batch is split over the whole
+            mesh (data parallelism).
         level: of Rhino's planner: 3 decides the whole graph at once (the default), 2 leaves it at
             what takes less time where that is no solution yet.
         search_seconds: what the planner may take, about; it returns the best plan found by then.
@@ -63,13 +63,13 @@ class Options:
             enters a block is stored); a sequence of regular expressions, those of the blocks whose
             names (the paths of their weights) or scopes, or their ends, match; False, none. By
             default the planner decides: none, unless the fastest plan does not fit without.
-        offload: what lies in the memory of a rank's host while it is not used, so that a device
+        offload: what is kept in the memory of a rank's host while it is not used, so that a device
             stores less: a `tap.Offload`, which names weights, whose optimizer slots do, and blocks,
             of which that does what they keep for the backward pass; True, all of both; False,
             nothing. By default the planner decides: nothing, unless the fastest plan does not fit
             without. On CPUs, which compute in the memory of the host, nothing is gained.
-        chunks: 1, 2 or 4 pieces in which a rank computes its part of a training batch, one behind
-            the other: while one is summed over ranks, the next is computed. Results do not
+        chunks: 1, 2 or 4 pieces in which a rank computes its part of a training batch, one after
+            another: while one is summed over ranks, the next is computed. Results do not
             depend on it. By default what the plan says: what costs least.
         pipeline: a `Pipeline`: microbatches, whose gradients are added up before the weights are
             updated, so that the activations of one are stored at a time. Results do not depend

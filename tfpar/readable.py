@@ -1,4 +1,4 @@
-"""Files of text, JSON and TOML, read so that whatever is wrong with one is an `UnreadableError`.
+"""Reading of text, JSON and TOML files: whatever is wrong with one is an `UnreadableError`.
 
 `convert` makes typed values of what JSON and TOML hold, by a schema: msgspec structs, dataclasses
 and NamedTuples. msgspec checks; only what it refuses is looked through again, for the first key

@@ -160,7 +160,7 @@ class Settings:
         return settings
 
     def described(self) -> dict[str, str]:
-        """The options that all ranks of a job have to be given alike, as text by name.
+        """Describe the options that have to be equal on all ranks of a job, as text by name.
 
         Not a pipeline, which is compared task by task, nor what concerns users, or the rank alone
         that plans for all.
@@ -322,7 +322,7 @@ def _cluster_described(cluster: Cluster | Mapping[str, Any] | str | None) -> str
 
 
 def _identified(what: str, value: Any) -> str:
-    """A value too long to be shown, told from others by a checksum."""
+    """Identify a value that is too long to be shown by its type and a checksum."""
     return f"{what} (checksum {zlib.crc32(repr(value).encode()):08x})"
 
 

@@ -35,7 +35,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what is asked for; returns the exit code.
+    """Print the clusters that the arguments ask for; returns the exit code.
 
     Raises:
         TfparError: there is no such cluster, or its file cannot be read.

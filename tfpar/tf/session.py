@@ -41,12 +41,12 @@ class Session:
     """Session of one `auto_parallel` block: mesh, options, and what its models have in common.
 
     Attributes:
-        mesh: the ranks; what axes are laid over them is the planner's choice where there is one.
+        mesh: the ranks; what axes they have is the planner's choice where there is one.
         stage_mesh: those that are planned for: all, or those of one stage of a pipeline.
         pipeline: the stages and microbatches of training steps; None: as plans say.
         decides_pipeline: whether it is for the next training step's plan to say.
-        found_pipeline: whether it was found, and not asked for.
-        options: what the user asked for.
+        found_pipeline: whether a search found it, instead of the user giving it.
+        options: of the user.
         cluster: what plans are made for; the machine as detected if None.
         interrupted: searches that Ctrl-C ended: what they had found is used if a plan for the same
             problem is asked for again.
@@ -74,7 +74,7 @@ class Session:
     _unreached: bool = False
 
     def __post_init__(self) -> None:
-        """Raises SpecError where the mesh has not as many parts as the pipeline sets of ranks."""
+        """Raises SpecError where the mesh cannot be divided among the actors of the pipeline."""
         self.undecide()
 
     def undecide(self) -> None:
@@ -96,7 +96,7 @@ class Session:
 
     @contextlib.contextmanager
     def undecided(self) -> Iterator[None]:
-        """Whatever is decided within is open again afterwards."""
+        """Restore afterwards whatever is decided in a block."""
         names = "pipeline", "stage_mesh", "decides_pipeline", "found_pipeline", "first", "cluster"
         before = {name: getattr(self, name) for name in names}
         try:
@@ -144,7 +144,7 @@ class Session:
 
     @property
     def placed_ranks(self) -> tuple[int, ...]:
-        """The ranks of its stages, one set after the other; none: all in their order."""
+        """Ranks of its stages, actor by actor; none: all in their order."""
         plan = self.first
         return () if plan is None or plan.stages is None else plan.stages.ranks
 
@@ -160,7 +160,7 @@ class Session:
 
     @property
     def tells(self) -> bool:
-        """Whether this rank is to tell users what it does."""
+        """Whether this rank shows users what it does."""
         world = self.ranks.world
         return self.options.verbose and (world is None or world.rank == 0)
 
@@ -207,7 +207,7 @@ class Session:
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[Session]:
-        """Variables made inside are not materialised; models made inside are parallel."""
+        """Run a block in which variables are not materialised, and models are parallel."""
         token = active.set((*active.get(), self))
         try:
             with tf.variable_creator_scope(self.create_variable):

@@ -1,4 +1,4 @@
-"""From times to rates. All fits are of relative errors, and robust: machines are noisy."""
+"""Fits of rates to measured times. All are of relative errors, and robust: machines are noisy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels whose time arithmetic and memory do not tell: single ops, on operands of some size.
+"""Kernels to time by themselves: single ops whose time does not follow from FLOPs and bytes.
 
 A CPU's reductions, selections and transposes are some times slower than the memory that feeds them;
 a GPU's mostly are not. What an op takes beyond what its device lets expect becomes a rate of its

@@ -62,7 +62,7 @@ def _nodes(
     levels: Sequence[Level],
     host_memory_bytes: float | None = None,
 ) -> Iterator[Node]:
-    """The machines, those that are alike and follow each other as one kind.
+    """Describe the machines; consecutive ones of equal speed are one machine type.
 
     Args:
         devices: of each machine.

@@ -39,7 +39,7 @@ _FEWEST, _MOST = 3, 15  # runs
 
 
 class Timer:
-    """Times programs on all ranks at once; whatever it tells, it tells on every rank.
+    """Timer of programs on all ranks at once; its results are equal on every rank.
 
     Args:
         ranks: that run the programs.

@@ -1,4 +1,4 @@
-"""One thing that was looked at, and how it was found."""
+"""Findings of the doctor: the result of each check, and how to repair what it found."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class BuildLog:
 
     Attributes:
         path: of the file.
-        tell: is told what is done, as each command begins.
+        tell: reports progress: what is done, as each command begins.
     """
 
     path: Path

@@ -1,4 +1,4 @@
-"""The rank's side of supervision: tells the launcher what this rank is at, and ends what hangs.
+"""The rank's side of supervision: reports its activity to the launcher, and ends what hangs.
 
 A thread of its own sends the latest activity, so that announcing one costs a rank next to
 nothing. The same thread is the watchdog: it works without a launcher too.
@@ -171,7 +171,7 @@ class Beacon:
         self._steps = steps
 
     def needs_multiples_of(self, num_ranks: int) -> None:
-        """A part of this rank's program runs on so many equal sets of ranks, as a pipeline's."""
+        """Report that a part of this rank's program runs on so many actors, as a pipeline does."""
         self._rank_multiple = math.lcm(self._rank_multiple, num_ranks)
         self._send({"say": "multiple", "ranks": self._rank_multiple})
 

@@ -57,7 +57,7 @@ class RankStatus:
 
     Attributes:
         exit: None while it runs.
-        stopped: the launcher had told it to end before it did.
+        stopped: the launcher had asked it to end before it did.
         signs: None if it has never reported.
     """
 
@@ -141,7 +141,7 @@ class Blame:
 
 
 def must_end(records: Sequence[RankStatus], limits: Limits, now: float) -> bool:
-    """Whether the job has to end: not for an exception that is told of, which may be caught."""
+    """Whether the job has to end: not for a reported exception, which may be caught."""
     return any(
         (r.exit is not None and r.exit.code != 0 and not r.stopped)
         or (r.signs is not None and r.signs.hung_after is not None)
@@ -276,7 +276,7 @@ def _order_of(known: Sequence[RankStatus]) -> Callable[[RankStatus], tuple[bool,
 
 
 def _told_of(record: RankStatus, kind: str) -> bool:
-    """Whether it told of such an exception, and has not gone on after it."""
+    """Whether it reported such an exception, and has not gone on after it."""
     signs = record.signs
     if signs is None or signs.failure is None or signs.failure.kind != kind:
         return False

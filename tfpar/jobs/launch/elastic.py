@@ -1,4 +1,4 @@
-"""A run: attempts at its job, each with the slots that the ones before have left."""
+"""Elastic run of a job: attempts, each with the slots that earlier attempts have left."""
 
 from __future__ import annotations
 

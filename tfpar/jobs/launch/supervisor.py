@@ -1,4 +1,4 @@
-"""The launcher's ear: a small TCP server that every rank reports to, in lines of JSON.
+"""Supervisor of ranks: a small TCP server in the launcher, to which ranks report as JSON lines.
 
 A rank says `hello` with the job's token and its rank, then what it is doing whenever that has
 changed, and a sign of life in between. Whoever has not the token is refused, and keeps nobody else
@@ -28,7 +28,7 @@ _LONGEST = 1 << 16  # bytes of any other line
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception that a rank told of: its own (`error`), or one that another's end caused."""
+    """Exception that a rank reported: its own (`error`), or one that another's end caused."""
 
     kind: str
     message: str

@@ -1,4 +1,4 @@
-"""A cluster whose figures are what a training measured."""
+"""Correction of a cluster's figures by what a training measured."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ class MonitoredModel:
         return verdict(plan.cost.seconds, times.planned_s, parts), parts
 
     def plan_anew(self, times: Times, gain: float) -> ReplanResult | None:
-        """Plan the model anew for its machines as they are, and take the plan if it gains enough.
+        """Replan the model for its machines as they are, and take the new plan if it gains enough.
 
         Args:
             times: of steps by the plan in force.

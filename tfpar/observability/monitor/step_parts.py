@@ -172,8 +172,10 @@ def verdict(predicted_s: float, step_s: float, parts: Sequence[StepPart]) -> str
 
 
 def replanned_text(step_s: float, before_s: float, after_s: float, taken: bool) -> str:
-    """One line: what planning anew came to, for a step that takes `step_s`; predictions are those
-    for the machines as they were measured."""
+    """Format the result of replanning, in a line, for a step that takes `step_s`.
+
+    Predictions are those for the machines as they were measured.
+    """
     choice = "takes a new plan" if taken else "keeps its plan"
     before, after = format_seconds(before_s), format_seconds(after_s)
     return (

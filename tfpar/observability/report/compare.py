@@ -1,4 +1,4 @@
-"""Two plans beside each other: what a step takes and stores, and which layers lie otherwise."""
+"""Comparison of two plans: time and memory of a step, and layers that are placed differently."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Figure:
 
 @dataclasses.dataclass(frozen=True)
 class PlacementDiff:
-    """Layers that are alike and lie otherwise in the second plan.
+    """Equal layers that the second plan places differently.
 
     Attributes:
         name: of the layer, with `*` for numbers if they are several.

@@ -130,7 +130,7 @@ def _variable(report: Report, variable: VariableSummary) -> str:
 
 
 def _stage(report: Report, variable: VariableSummary) -> list[str]:
-    """In which stage of a pipeline the variable lies."""
+    """Return the stage of a pipeline that owns the variable."""
     if report.pipeline is None or variable.stage is None:
         return []
     stages = report.pipeline.stages

@@ -105,7 +105,7 @@ _numbers = re.compile(r"\d+")
 
 
 def folded_variables(report: Report) -> str:
-    """Variables with those together whose paths differ in numbers, and that lie alike."""
+    """Format the variables; those placed equally, whose paths differ in numbers only, as one."""
     alike: dict[tuple[object, ...], list[VariableSummary]] = {}
     for variable in report.variables:
         if variable.kind == "weight" or variable.spec is not None:

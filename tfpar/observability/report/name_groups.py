@@ -1,4 +1,4 @@
-"""Names that differ in one number, as one: what a model repeats is told once."""
+"""Grouping of names that differ in one number, so that repeated blocks are shown once."""
 
 from __future__ import annotations
 

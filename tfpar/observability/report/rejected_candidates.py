@@ -51,7 +51,7 @@ def _cells(candidate: CandidateSummary) -> list[str]:
 
 
 def explain_rejection(rival: RejectedCandidate, plan: Plan) -> str:
-    """Why a rival was not taken, and with what it would have been."""
+    """Explain why a candidate was rejected, and what would have to change for it to win."""
     assert plan.cost is not None
     if rival.cost is None:
         return rival.reason

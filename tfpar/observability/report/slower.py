@@ -1,4 +1,4 @@
-"""Why a plan is in force that is predicted to be slower than one device."""
+"""Reason why a plan is in force that is predicted to be slower than one device."""
 
 from __future__ import annotations
 

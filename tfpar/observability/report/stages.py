@@ -1,4 +1,4 @@
-"""The stages of a plan as tables: who runs them, what they take, what they hold and send."""
+"""Tables of a plan's stages: their ranks, times, memory and transfers."""
 
 from __future__ import annotations
 

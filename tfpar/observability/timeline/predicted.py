@@ -52,7 +52,7 @@ class _Drawn:
 
 @dataclasses.dataclass(eq=False)
 class _Set:
-    """Ranks that do the same, and what they do.
+    """Actor of the trace: ranks that do the same, and what they do.
 
     Attributes:
         stages: of a pipeline, those that they run.
@@ -278,7 +278,7 @@ def _task(ran: TaskRan) -> str:
 def _of_ranks(
     sets: Sequence[_Set], arrows: Sequence[tuple[_Set, _Drawn, _Set, _Drawn]], report: Report
 ) -> Trace:
-    """A process for each rank; with too many, for each set of ranks that do the same."""
+    """Make a track for each rank; with too many, one for each actor."""
     num_ranks = sum(len(one.ranks) for one in sets)
     each = num_ranks <= MOST_RANKS
     each = each and sum(len(one.ranks) * len(one.drawn) for one in sets) <= MOST_SLICES

@@ -1,4 +1,4 @@
-"""From what the profiler saw of a step to what each rank ran and met."""
+"""Extraction, from a profile, of what each rank ran and which collectives it took part in."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _TEXT = re.compile(r"(\d+)(?:-(\d+))?")
 
 @dataclasses.dataclass(frozen=True)
 class TimelineRequest:
-    """A timeline that is asked for.
+    """Request for a timeline.
 
     Attributes:
         path: of the file.

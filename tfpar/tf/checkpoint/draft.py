@@ -1,4 +1,4 @@
-"""A checkpoint that is not one yet: what this process writes of it, and what is left to do then."""
+"""Draft of a checkpoint: the parts that this process writes, and the commit that completes it."""
 
 from __future__ import annotations
 

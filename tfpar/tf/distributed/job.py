@@ -58,7 +58,7 @@ class Job:
 
     @property
     def nodes(self) -> int:
-        """Machines, taken to be alike."""
+        """Machines, taken to be equal."""
         return max(1, self.size // max(1, self.local_size))
 
     def _checked(self) -> Job:

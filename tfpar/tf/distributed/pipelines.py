@@ -1,4 +1,4 @@
-"""Ranks ask for one pipeline, or learn at once that they do not.
+"""Check that all ranks were given the same pipeline.
 
 The first rank plans for all. Without this a rank that was started with another schedule would build
 the plan of the first with microbatches of its own.

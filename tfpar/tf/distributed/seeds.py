@@ -1,4 +1,4 @@
-"""One seed for all: ranks draw the same numbers, so that they shuffle and initialise alike."""
+"""Seed that all ranks share: they draw the same numbers, and so shuffle and initialise equally."""
 
 from __future__ import annotations
 

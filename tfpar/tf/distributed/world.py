@@ -1,4 +1,4 @@
-"""The processes of a job, seen from one of them."""
+"""World of a process: the job that it is a rank of, and the means to work with the other ranks."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class World:
     Use `this_world`.
 
     Attributes:
-        job: who this process is.
+        job: its rank and size.
         transport: carries collectives.
         exchange: tensors and messages outside of steps.
-        beacon: tells the launcher what this rank is at, and ends it when it hangs.
+        beacon: reports its activity to the launcher, and ends it when it hangs.
         lead: what one rank does for all.
         lockstep: the steps that all ranks take together.
     """

@@ -42,12 +42,12 @@ class StepFunction:
         function: a Python function or a `tf.function`.
         input_signature: `tf.TensorSpec`s that the arguments have to fit, and are converted to.
         autograph: turn Python control flow on tensors into ops; of a `tf.function`, as it says.
-        jit_compile: XLA compiles what lies between collectives; None: as a `tf.function` says.
+        jit_compile: XLA compiles what is between collectives; None: as a `tf.function` says.
 
     Attributes:
         python_function: the function as it was written.
         elements_taken: by call, what a step reads of iterators; None for a loop (`data_loops`).
-        jit_compile: whether XLA compiles what lies between collectives.
+        jit_compile: whether XLA compiles what is between collectives.
         states: by step, what a loop over data hands on to its next pass (`data_loops`).
     """
 

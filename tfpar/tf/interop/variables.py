@@ -1,4 +1,4 @@
-"""Variables without a value, and what gradient tapes are told of them."""
+"""Variables without a value, and notes of reads and uses for gradient tapes."""
 
 from __future__ import annotations
 

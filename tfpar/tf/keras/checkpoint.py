@@ -1,4 +1,4 @@
-"""Checkpoints while training: sharded, complete or not there, and resumed from by themselves."""
+"""Checkpoint callback: sharded, atomic checkpoints while training, from which `fit` resumes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Variables of a model and of a checkpoint: which is which, and in what another model differs."""
+"""Matching of a model's variables to those of a checkpoint, and their differences if it fails."""
 
 from __future__ import annotations
 

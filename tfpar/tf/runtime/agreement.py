@@ -1,4 +1,4 @@
-"""Before they link, ranks agree on what they run.
+"""Agreement of ranks on their programs and connections, before the programs are linked.
 
 Ranks of one group compare their programs, op by op. All ranks compare what they send each other,
 and learn of the groups that any of them needs: to make a group takes every rank.
@@ -140,7 +140,7 @@ def outline(program: LocalProgram) -> list[OpOutline]:
 
 
 def _attributes(op: Op, numbers: Mapping[FunctionRef, int]) -> dict[str, str]:
-    """The attributes that have to be alike: not TensorFlow's notes, in which it counts, too."""
+    """The attributes that have to be equal: not TensorFlow's notes, in which it counts, too."""
     if op.type in CONSTANTS:  # those that matter are in the shapes around them
         return {}
     return {

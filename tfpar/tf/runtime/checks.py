@@ -11,7 +11,7 @@ from tfpar.tf.runtime.copies import Copies, PlacedVariable
 
 
 def check_placement(placed: Sequence[PlacedVariable]) -> None:
-    """Check that every variable lies where the plan says.
+    """Check that every variable is placed where the plan says.
 
     Raises:
         RuntimeMismatchError: names the first variable and rank that differ.

@@ -120,7 +120,7 @@ class Executable:
         return self.captured.pack_outputs(flat)
 
     def check(self) -> None:
-        """Check that variables lie where the step has laid them, and that ranks agree on what they
+        """Check that variables are where the step placed them, and that ranks agree on what they
         hold in common; where ranks are processes, all call it together, after the same step.
 
         Raises:
@@ -210,7 +210,7 @@ class Executable:
             variable.shard(mesh, spec, ranks, holding[i])
 
     def _refresh_handles(self) -> None:
-        """Variables may have been gathered or laid otherwise since the last call."""
+        """Refresh the handles: variables may have been gathered or moved since the last call."""
         current = [v.state for v in self.captured.variables]
         if len(current) == len(self._states) and all(
             a is b for a, b in zip(current, self._states, strict=True)

@@ -1,4 +1,4 @@
-"""Comparison, while they train, of what ranks hold in common of a step's variables.
+"""Comparison, during training, of the copies that ranks hold of a step's variables.
 
 A step gives all ranks that hold a copy of something the same. It is another on one of them if it
 was changed outside of steps there alone, as by a callback under `if rank == 0`. Ranks compare

@@ -52,14 +52,14 @@ VariableNames = Callable[[tf.Variable], VariableName]
 
 
 class CompiledFunction:
-    """A step compiled anew for each set of argument shapes; one plan for all.
+    """A step that is compiled for each set of argument shapes, by one plan.
 
     Args:
         program: the session, and the plan shared with other steps.
         function: the step; called with the arguments while tracing.
         names: of each captured variable.
         part: the step is part of the planned one (an evaluation or a prediction).
-        jit_compile: XLA compiles what lies between collectives.
+        jit_compile: XLA compiles what is between collectives.
         trains: the step may run in chunks; by default if it is not part of another.
         several: the program has steps of other ops too (other traces, other fetches): the plan of
             one serves all that have its weights.

@@ -134,7 +134,7 @@ class StepPlanner:
                 session.decide_pipeline(plan)
 
     def forget(self) -> None:
-        """Plan anew when a plan is asked for next."""
+        """Forget the plan, so that the next request plans again."""
         self._found = None
 
     @contextlib.contextmanager
@@ -198,10 +198,10 @@ class StepPlanner:
         return plan
 
     def _owners(self, captured: CapturedStep) -> Mapping[str, int]:
-        """The stages that variables of a step lie in already, by name.
+        """Find the stages that own variables of a step already, by name.
 
-        Those that other functions have put there count for what trains nothing alone: what trains
-        is to have stages that take alike.
+        Those that other functions have placed count only for steps that do not train: the stages
+        of a step that trains are to be balanced.
         """
         if _trains(captured):
             return self.program.owners
@@ -358,7 +358,7 @@ def _trains(captured: CapturedStep) -> bool:
 
 
 def find_placed_variables(captured: CapturedStep, mesh: Mesh) -> dict[str, Spec]:
-    """The variables of a step that lie on `mesh` already, by name."""
+    """Find the variables of a step that are sharded on `mesh` already, by name."""
     return {
         v.name: variable.layout[1]
         for v, variable in zip(captured.graph.variables, captured.variables, strict=True)
@@ -367,8 +367,11 @@ def find_placed_variables(captured: CapturedStep, mesh: Mesh) -> dict[str, Spec]
 
 
 def find_actor_ranks(captured: CapturedStep, session: Session) -> tuple[int, ...] | None:
-    """The ranks of the stages of a session's step, set by set: those of its first plan. Without
-    one, all in their order if variables of the step lie on some; else None: as is best."""
+    """Return the ranks of a session's step, actor by actor: those of its first plan.
+
+    Without one, all in their order if variables of the step are placed on some; else None: as is
+    best.
+    """
     if session.first is not None:
         return session.placed_ranks
     return () if any(v.ranks is not None for v in captured.variables) else None
@@ -377,9 +380,9 @@ def find_actor_ranks(captured: CapturedStep, session: Session) -> tuple[int, ...
 def find_variable_stages(
     captured: CapturedStep, session: Session, known: Mapping[str, int]
 ) -> dict[str, int]:
-    """The stages of a session's pipeline that variables of a step lie in, by name.
+    """Find the stages of a session's pipeline that own variables of a step, by name.
 
-    Of several stages on one set of ranks it is that which is known of the variable, or the first.
+    Of several stages of one actor it is that which is known of the variable, or the first.
     """
     assert session.pipeline is not None
     schedule, size = session.pipeline.order, session.stage_mesh.size

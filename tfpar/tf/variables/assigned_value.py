@@ -12,7 +12,7 @@ from tfpar.tf.interop.fingerprints import Traits, traits
 class AssignedValue(NamedTuple):
     """Attributes:
     times: how often a value was assigned.
-    value: of the last one, where it was cut into shards and lies nowhere any more.
+    value: of the last one, where it was cut into shards and is whole nowhere any more.
     """
 
     times: int = 0

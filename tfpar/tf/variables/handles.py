@@ -15,7 +15,7 @@ def plain_variable(value: tf.Tensor) -> tf.Variable:
 
 
 def store(variable: tf.Variable, value: tf.Tensor) -> None:
-    """Put `value` behind the variable's handle, whatever shape lies there now."""
+    """Put `value` behind the variable's handle, whatever shape is there now."""
     tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value, validate_shape=False)
 
 

@@ -49,8 +49,8 @@ class ParallelVariable(UninitializedVariable):
     """A `tf.Variable` whose value may be pending, whole or sharded.
 
     Attributes:
-        on_outside_read: told (reader, name) of what trains or computes with the weight on one
-            device: a function or a gradient tape that is not part of a captured step.
+        on_outside_read: called with (reader, name) of what trains or computes with the weight on
+            one device: a function or a gradient tape that is not part of a captured step.
         assigned: what it was given from outside of captured steps. Ranks that are processes
             compare it: what one alone is given, the others do not have.
 
@@ -115,7 +115,7 @@ class ParallelVariable(UninitializedVariable):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the value lies behind the handle, as that of an ordinary variable."""
+        """Whether the value is behind the handle, as that of an ordinary variable."""
         return isinstance(self._state, Whole)
 
     @property
@@ -141,7 +141,7 @@ class ParallelVariable(UninitializedVariable):
 
     @property
     def holders(self) -> tuple[int, ...]:
-        """For each rank, the rank in whose memory its shard lies; empty unless sharded."""
+        """For each rank, the rank whose memory holds its shard; empty unless sharded."""
         return self._state.holders if isinstance(self._state, Sharded) else ()
 
     def shard(
@@ -149,7 +149,7 @@ class ParallelVariable(UninitializedVariable):
     ) -> None:
         """Store the shards as `spec` says, and let the whole value go.
 
-        No-op where the variable is laid like this already.
+        No-op where the variable has this mesh and spec already.
 
         Args:
             holders: for each rank, the rank whose shard it uses; its own if None.
@@ -252,7 +252,7 @@ class ParallelVariable(UninitializedVariable):
         store(self, value)
 
     def assign_stored(self, stored: ShardSource) -> None:
-        """Take a value that lies in a file: each rank reads its shards, now or once it has any."""
+        """Assign a value stored in a file: each rank reads its shards, now or once it has any."""
         self.shape.assert_is_compatible_with(stored.shape)
         self.assigned = self.assigned.again()
         state = self._state
@@ -271,7 +271,7 @@ class ParallelVariable(UninitializedVariable):
         self._release()
 
     def take(self, state: State) -> None:
-        """Lie as `state` says, with the values that it has."""
+        """Take over a state and the values in it."""
         self._state = state
 
     def _release(self) -> None:

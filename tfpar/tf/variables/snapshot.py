@@ -1,4 +1,4 @@
-"""The values of variables, kept to be put back after steps that are not to count."""
+"""Snapshots of variables, restored after steps that are not to count."""
 
 from __future__ import annotations
 

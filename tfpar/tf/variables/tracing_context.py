@@ -1,4 +1,4 @@
-"""In what code a variable is used: while a step is captured, in a graph, in a graph for shapes."""
+"""Context in which a variable is used: a captured step, a graph, or a graph for shapes."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class LayerAttribution:
         compute: seconds, a column for each phase.
         waiting: seconds of collectives, as far as they are waited for, likewise.
         weights, slots, live, kept: bytes.
-        collectives: of all layers, those that are alike as one.
+        collectives: of all layers, those that are equal merged.
     """
 
     compute: np.ndarray
@@ -245,7 +245,7 @@ class _Raw:
         return self.row[(forward or readers or [variable.handle.op])[0]]
 
     def collectives(self, paths: list[str], axis_names: tuple[str, ...]) -> tuple[Collective, ...]:
-        """The collectives of a step, those that are alike as one."""
+        """Merge the collectives of a step that are equal in kind, axes, layer and time."""
         alike: dict[tuple[object, ...], list[_Moved]] = {}
         for one in self.moved:
             found = one.communication

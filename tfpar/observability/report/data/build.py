@@ -1,4 +1,4 @@
-"""`build_report`: what there is to show of a plan, gathered once."""
+"""Builder of a plan's report, which gathers once all that views show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TensorFlow carries the collectives itself: NCCL between GPUs, gRPC between CPUs.
+"""Transport over TensorFlow's own collectives: NCCL between GPUs, gRPC between CPUs.
 
 Nothing has to be built. Ranks meet by two keys, of the group and of the collective in it. Each
 rank counts them for itself, which agrees as all ranks make the same groups in the same order, and

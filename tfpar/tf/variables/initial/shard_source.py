@@ -1,4 +1,4 @@
-"""Initial values that lie in an HDF5 dataset, read box by box."""
+"""Initial values stored in an HDF5 dataset, read box by box."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Box = tuple[int | slice, ...]
 
 
 class StoredValue:
-    """A value that lies in an HDF5 dataset; an array to whoever needs it whole.
+    """Value stored in an HDF5 dataset; an array to whoever needs it whole.
 
     Args:
         open_dataset: gives a context manager of the `h5py.Dataset`.

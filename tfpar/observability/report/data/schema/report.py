@@ -1,4 +1,4 @@
-"""`Report`: what there is to show of a plan, and how it is written."""
+"""`Report`, the data that views show of a plan, and reading it from JSON."""
 
 from __future__ import annotations
 
