@@ -187,7 +187,7 @@ class Settings:
 
     @property
     def schedule(self) -> Schedule:
-        """Of the given pipeline, or the plan's; with neither, one stage runs one microbatch."""
+        """Schedule of the given pipeline, or the plan's; else of one stage and microbatch."""
         if self.given_pipeline is not None:
             return self.given_pipeline.order
         if self.plan is None or self.plan.stages is None:

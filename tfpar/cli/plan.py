@@ -124,7 +124,7 @@ def check_batch_size(options: argparse.Namespace) -> None:
 
 
 def read_constraints(options: argparse.Namespace) -> tuple[Constraint, ...]:
-    """Those of the file that `--constraints` names."""
+    """Read the constraints of the file that `--constraints` names."""
     return () if options.constraints is None else read_hints(options.constraints)
 
 

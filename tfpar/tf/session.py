@@ -74,11 +74,11 @@ class Session:
     _unreached: bool = False
 
     def __post_init__(self) -> None:
-        """Raises SpecError where the mesh cannot be divided among the actors of the pipeline."""
+        """Start undecided; raises SpecError where the mesh cannot be divided among the actors."""
         self.undecide()
 
     def undecide(self) -> None:
-        """Be as if no plan had been found yet."""
+        """Return to the state in which no plan has been found yet."""
         self._run_in(self.options.given_pipeline)
         self.decides_pipeline = self.options.plan is None and self.options.pipeline in (AUTO, None)
         self.first, self.found_pipeline = None, False
@@ -199,7 +199,7 @@ class Session:
             )
 
     def create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        """As the creator scope of a block does: see `tf.variables.creator`."""
+        """Create a variable as the scope of a block does: see `tf.variables.creator`."""
         variable = create_variable(next_creator, made_by=initial_shape, **kwargs)
         if isinstance(variable, ParallelVariable):
             variable.on_outside_read = self.warn_outside

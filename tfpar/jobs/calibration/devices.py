@@ -80,7 +80,7 @@ def _ops(mesh: Mesh, sizes: Sizes) -> dict[str, list[Chain]]:
 
 
 def _slowest(times: Sequence[dict[str, list[float]]]) -> dict[str, list[float]]:
-    """Of several ranks or machines that do the same."""
+    """Return the slowest times of several ranks or machines that run the same."""
     return {
         what: [max(each) for each in zip(*(own[what] for own in times), strict=True)]
         for what in times[0]
@@ -130,8 +130,10 @@ def _device(times: dict[str, list[float]], sizes: Sizes, machine: MachineInfo) -
 def _rates(
     times: dict[str, list[float]], sizes: Sizes, launch_s: float, bandwidth: float, ramp_s: float
 ) -> dict[str, float]:
-    """Entries a second of the kernels that are slower than expected, by op type; of several kernels
-    of a type, all together."""
+    """Compute the rates, in entries a second, of kernels that are slower than expected, by op type.
+
+    Several kernels of a type count together.
+    """
     known: dict[str, list[tuple[float, float, float, float]]] = {}
     without = iter(times["kernels without"])
     for kernel, taken_s in zip(_kernels(sizes), times["kernels"], strict=True):

@@ -63,7 +63,7 @@ def product_rate(
         return sum(abs(math.log(e / t)) for e, t in zip(expected, seconds, strict=True))
 
     def peaks(half_size: float) -> Iterator[float]:
-        """Each product's own."""
+        """Yield the peak rate that each product implies."""
         for w, s, t in zip(work, sides, seconds, strict=True):
             if t > launch_s:
                 yield w / (t - launch_s) / efficiency(s, half_size)

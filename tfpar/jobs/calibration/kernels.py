@@ -66,7 +66,7 @@ class Kernel:
 
 
 def kernels_of(count: int, side: int) -> list[Kernel]:
-    """All that are measured.
+    """List all kernels that are measured.
 
     Args:
         count: entries of operands, about.
@@ -131,7 +131,7 @@ def _attention(count: int) -> Kernel:
 
 
 def _made(op_type: str, result: tuple[int, ...], **attrs: Any) -> Emit:
-    """Appends an op of its operands alone."""
+    """Return an emitter of an op that has no operands but those given."""
 
     def emit(build: GraphBuilder, operands: Sequence[Tensor], after: Sequence[Op]) -> Op:
         types = {"T": DType("float32"), **attrs}
@@ -141,7 +141,7 @@ def _made(op_type: str, result: tuple[int, ...], **attrs: Any) -> Emit:
 
 
 def _with(op_type: str, result: tuple[int, ...], constant: Any, type_of: str, **attrs: Any) -> Emit:
-    """Appends an op whose last operand is a constant of int32, as the attribute `type_of` says."""
+    """Return an emitter of an op whose last operand is a constant of int32, typed by `type_of`."""
     emit_made = _made(op_type, result, **{type_of: DType("int32")}, **attrs)
 
     def emit(build: GraphBuilder, operands: Sequence[Tensor], after: Sequence[Op]) -> Op:

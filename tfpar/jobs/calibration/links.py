@@ -50,7 +50,7 @@ def collectives_of(
     tell: Tell,
     kinds: Sequence[str] = COLLECTIVES,
 ) -> list[MeasuredCollective]:
-    """Some kinds, by default all, on all axes: those that time is short for have two sizes only."""
+    """Measure collectives of `kinds` on all axes; if time is short, some at two sizes only."""
     pairs: list[Pair] = [(kind, *at) for at in axes_to_measure(mesh) for kind in kinds]
     first, others = sizes.payloads[:2], sizes.payloads[2:]
     tasks = [(pair, n) for some in (first, others) for n in some for pair in pairs]
@@ -138,7 +138,7 @@ def _line(
 
 
 def transfers_of(nodes: int, size: int, timer: Timer) -> list[MeasuredCollective]:
-    """From rank to rank, within nodes and between them, all ranks at once."""
+    """Measure transfers from rank to rank, within nodes and between them, all ranks at once."""
     grid, found = Mesh.of([nodes, size // nodes]), []
     for axis, count in enumerate(grid.shape):
         if count > 1:

@@ -34,17 +34,17 @@ class Finding:
 
 
 def ok(name: str, found: str) -> Finding:
-    """Nothing to do."""
+    """Return a finding with which all is well."""
     return Finding(name, Status.OK, found)
 
 
 def warning(name: str, found: str, mend: str) -> Finding:
-    """Something that can be done without."""
+    """Return a finding that training can do without."""
     return Finding(name, Status.WARNING, found, mend)
 
 
 def missing(name: str, found: str, mend: str) -> Finding:
-    """Something without which nothing trains."""
+    """Return a finding without which nothing trains."""
     return Finding(name, Status.MISSING, found, mend)
 
 

@@ -27,7 +27,7 @@ _NUM_LINES = 3
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BuildLog:
-    """Runs commands one after another until `deadline` (of `time.monotonic()`).
+    """Log of a build, whose commands run one by one until `deadline` (of `time.monotonic()`).
 
     Attributes:
         path: of the file.

@@ -132,7 +132,7 @@ class Beacon:
 
     @classmethod
     def alone(cls, rank: int, environ: Mapping[str, str]) -> Beacon:
-        """Only the watchdog, as ranks have it that something else has started."""
+        """Make a beacon without a launcher: only the watchdog."""
         return cls(rank, *_limits(environ), None)
 
     @property
@@ -142,7 +142,7 @@ class Beacon:
 
     @property
     def progress(self) -> float:
-        """When the present activity began, `time.monotonic()`; another one, another number."""
+        """Start of the present activity, `time.monotonic()`; it differs for each activity."""
         return self._now.since
 
     def at(
@@ -152,7 +152,7 @@ class Beacon:
         within: Callable[[], TaskProgress | None] | None = None,
         hint: str = "",
     ) -> None:
-        """This rank now does `activity`; a bounded one has to end within the timeout.
+        """Begin `activity` on this rank; a bounded one has to end within the timeout.
 
         Each call counts as progress, even if it says the same again.
 
@@ -163,11 +163,11 @@ class Beacon:
         self._now = _Now(activity, bounded, time.monotonic(), within, hint)
 
     def runs(self, stages: tuple[int, ...]) -> None:
-        """This rank runs these stages of a pipeline in what it does next; none without one."""
+        """Set the stages of a pipeline that this rank runs next; none without a pipeline."""
         self._stages = stages
 
     def took(self, steps: int) -> None:
-        """This rank has taken so many steps."""
+        """Set the number of steps that this rank has taken."""
         self._steps = steps
 
     def needs_multiples_of(self, num_ranks: int) -> None:
@@ -201,7 +201,7 @@ class Beacon:
         self._send({"say": "done"})
 
     def close(self) -> None:
-        """This rank ends in good order; nothing is watched from here on."""
+        """End in good order; nothing is watched from here on."""
         if self._closed.is_set() or os.getpid() != self._process:  # a forked child is no rank
             return
         self._closed.set()

@@ -24,7 +24,7 @@ _SILENT_S = 4.0  # of a rank that gives a sign of life every second
 
 
 class Cause(enum.Enum):
-    """Why a rank is blamed."""
+    """Reason for which a rank is blamed."""
 
     KILLED = "killed by a signal"
     EXITED = "ended with an exit code"
@@ -85,7 +85,7 @@ class RankStatus:
 
     @property
     def done_at(self) -> float | None:
-        """When its program came to its end by itself; it then waits for the others' and exits."""
+        """Time at which its program came to its end by itself; it then waits for the others."""
         if self.exit is not None and self.exit.code == 0:
             return self.exit.at
         return self.signs.done_at if self.signs is not None else None
@@ -196,7 +196,7 @@ def _own_failure(
 def _cut_off(
     record: RankStatus, records: Sequence[RankStatus], limits: Limits, now: float
 ) -> Cause | None:
-    """Why a rank that should be there cannot be heard."""
+    """Find the cause for which a rank that should be there cannot be heard."""
     signs = record.signs
     if record.exit is not None:
         return None
@@ -210,7 +210,7 @@ def _cut_off(
 
 
 def _stuck(records: Sequence[RankStatus], limits: Limits, now: float) -> list[Blame]:
-    """Some have ended well, and the others have neither ended nor got on for too long."""
+    """Blame ranks where some have ended well, and the others got no further for too long."""
     ended = [r for r in records if r.ended_well]
     running = [r for r in records if r.exit is None]
     if not ended or not running:
@@ -224,8 +224,7 @@ def _stuck(records: Sequence[RankStatus], limits: Limits, now: float) -> list[Bl
 
 
 def _parted(records: Sequence[RankStatus]) -> list[Blame]:
-    """Those that others wait for in a step, while they wait for the others in something else that
-    comes after as many steps."""
+    """Blame ranks that others wait for in a step, while they wait elsewhere after as many steps."""
     known = [
         (record, record.signs)
         for record in records
@@ -271,7 +270,7 @@ def _behind(records: Sequence[RankStatus], now: float) -> list[RankStatus]:
 
 
 def _order_of(known: Sequence[RankStatus]) -> Callable[[RankStatus], tuple[bool, float]]:
-    """With no majority: first those that wait for no other rank, then those at it for longest."""
+    """Return a sort key without a majority: first those that wait for no rank, then by time."""
     return lambda r: (bool(r.signs and r.signs.bounded), _since(r))
 
 

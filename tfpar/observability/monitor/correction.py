@@ -70,7 +70,7 @@ def _pace(one: MeasuredCollective, cluster: Cluster) -> LinkSlowdown:
 
 
 def _mean(paces: Sequence[LinkSlowdown]) -> LinkSlowdown:
-    """Of what was found of links of a kind; if that is nothing, they are as described."""
+    """Average the slowdowns of links of a type; without any, links are as described."""
     if not paces:
         return AS_DESCRIBED
     start, byte = (statistics.geometric_mean(some) for some in zip(*paces, strict=True))

@@ -17,7 +17,7 @@ Kind = tuple[str, tuple[int, ...]]
 
 
 def machines_of(plan: Plan) -> Cluster:
-    """Those of a priced plan, in the order in which stages have them."""
+    """Return the cluster of a priced plan, in the order in which stages have its machines."""
     assert plan.cluster is not None, "a plan that was priced"
     return plan.cluster if plan.stages is None else plan.stages.placed(plan.cluster)
 
@@ -40,8 +40,11 @@ class ExpectedCollectives:
 
     @classmethod
     def of(cls, plan: Plan, executable: Executable) -> ExpectedCollectives:
-        """Of a step that runs by `plan`. What kinds take by themselves is brought in proportion to
-        what the plan expects of all, as some are packed, or overlap."""
+        """Predict the collectives of a step that runs by `plan`.
+
+        The times of single collectives are scaled to what the plan expects of all, as some are
+        packed or overlap.
+        """
         cost, machines = plan.cost, machines_of(plan)
         assert cost is not None, "a plan that was priced"
         partitioned = executable.partitioned
@@ -83,6 +86,6 @@ def work_s(cost: Cost) -> float:
 
 
 def _scaled(seconds: Mapping[Kind, float], together_s: float) -> dict[Kind, float]:
-    """In the same proportions, with another sum."""
+    """Scale times to another sum, in the same proportions."""
     now_s = sum(seconds.values())
     return {kind: s * together_s / now_s for kind, s in seconds.items()} if now_s else {}

@@ -37,7 +37,7 @@ class StepVolume:
 
     @classmethod
     def of(cls, executable: Executable, plan: Plan) -> StepVolume:
-        """That of a compiled step that runs by `plan`."""
+        """Compute the volume of a compiled step that runs by `plan`."""
         partitioned, machines = executable.partitioned, plan.cluster
         ideal_s = None
         if machines is not None:
@@ -74,7 +74,7 @@ class Times(NamedTuple):
 def figures(
     times: Times, ran: Mapping[Any, int], works: Mapping[Any, StepVolume], plan: Plan | None
 ) -> dict[str, float]:
-    """By their names in Keras's logs; the same names whatever was timed.
+    """Compute figures by their names in Keras's logs; the names do not depend on the times.
 
     Args:
         times: as ranks agree on them.

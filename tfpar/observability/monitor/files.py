@@ -76,7 +76,7 @@ class MonitorWriter:
         self._scalars.flush()
 
     def close(self) -> None:
-        """Nothing more is added."""
+        """Close the files: nothing more is added."""
         if self._scalars is not None:
             self._scalars.close()
 

@@ -86,7 +86,7 @@ class StepPart(NamedTuple):
         return self.measured_s / max(self.predicted_s, _LEAST_S)
 
     def as_dict(self) -> dict[str, Any]:
-        """As a file has it, in milliseconds."""
+        """Return the part as files have it, in milliseconds."""
         return {
             "name": self.name,
             "predicted_ms": 1e3 * self.predicted_s,
@@ -189,8 +189,7 @@ def _times(ratio: float) -> str:
 
 
 def _emitted(executable: Executable) -> Mapping[Kind, list[int]]:
-    """By kind and axes: the payloads of the collectives that the program holds, packed ones as
-    one."""
+    """Group the payloads of the program's collectives by kind and axes, packed ones as one."""
     found: dict[Kind, list[int]] = {}
     for kind, axes, num_bytes in _collectives(executable):
         found.setdefault((kind, axes), []).append(num_bytes)

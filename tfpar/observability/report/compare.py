@@ -88,7 +88,7 @@ class Comparison:
         )
 
     def to_builtins(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the comparison as JSON has it."""
         return {"version": 1, **dataclasses.asdict(self)}
 
     def __str__(self) -> str:

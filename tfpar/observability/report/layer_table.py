@@ -90,7 +90,7 @@ def _sorted(group: list[Row], sort: str | None) -> list[Row]:
 
 
 def _largest(rows: list[Row], count: int) -> list[Row]:
-    """Those that take most time, or store most, in their order; the others as one."""
+    """Keep the rows with most time or memory, in their order; the others become one."""
     kept = sorted(rows, key=lambda row: (-row.seconds, -row.memory_bytes))[: count - 1]
     shown = [row for row in rows if row in kept]
     others = [row for row in rows if row not in kept]

@@ -41,7 +41,7 @@ def batch_text(plan: Plan) -> str:
 
 
 def statistics_text(microbatches: int) -> str:
-    """That batch statistics are not those of the batch."""
+    """Say that batch statistics are those of microbatches, not of the batch."""
     return (
         f"batch statistics of each of {microbatches} microbatches (not of the batch: another model)"
     )

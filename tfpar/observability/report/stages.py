@@ -80,7 +80,7 @@ def _cost_table(pipeline: PipelineSummary, stages: Sequence[tuple[int, Stage]], 
 
 
 def idle_ranks(stages: Sequence[Stage]) -> list[str]:
-    """That some ranks have next to no work, if so: who asked for them wants to know."""
+    """Say that some ranks have next to no work, if so: who asked for them wants to know."""
     found = sorted({rank for stage in stages if _is_idle(stage) for rank in stage.ranks})
     if not found:
         return []

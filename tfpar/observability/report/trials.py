@@ -13,7 +13,7 @@ COLUMNS = ("Plan", "Predicted", "Measured", "Measured / predicted", "Why not")
 
 
 def trials_table(trials: Sequence[CandidateSummary]) -> str:
-    """Each plan that was tried, the one that was taken first."""
+    """Format each plan that was tried, the one that was taken first."""
     rows = []
     for trial in trials:
         predicted, measured = trial.seconds, trial.measured_s

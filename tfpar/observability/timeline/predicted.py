@@ -184,7 +184,7 @@ class _Layers:
         return at
 
     def seconds(self, layers: Iterable[LayerSummary], phase: Phase) -> float:
-        """Of the layers' ops and of the collectives that they wait for."""
+        """Return the seconds of the layers' ops and of the collectives that they wait for."""
         layers = list(layers)
         return self.waited(layers, phase) + sum(getattr(la.seconds, phase) for la in layers)
 
@@ -268,7 +268,7 @@ def _draw_task(own: _Set, ran: TaskRan, before: float, layers: _Layers) -> None:
 
 
 def _task(ran: TaskRan) -> str:
-    """As schedules write it: `1F0`, `1U`."""
+    """Format a task as schedules write it: `1F0`, `1U`."""
     return f"{ran.stage}{ran.kind}{'' if ran.microbatch is None else ran.microbatch}"
 
 

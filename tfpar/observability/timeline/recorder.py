@@ -55,7 +55,7 @@ class Recordable:
 
 
 class Recorder:
-    """Of this process: the profiler is one.
+    """Recorder of this process, which has one profiler.
 
     Attributes:
         count: steps that ran since it was asked.

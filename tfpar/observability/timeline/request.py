@@ -43,7 +43,7 @@ class TimelineRequest:
 
     @classmethod
     def of(cls, path: Any, steps: Any = None, writes: bool = True) -> TimelineRequest:
-        """From what users give.
+        """Read what users give.
 
         Args:
             steps: the first and the last, as a pair or as text, `10-12` or `10`; None: the default.

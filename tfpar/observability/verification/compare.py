@@ -242,7 +242,7 @@ class _Sizes(NamedTuple):
 def _noise_of(
     runs: Sequence[np.ndarray], plain: np.ndarray, unit: np.ndarray, judged: np.ndarray
 ) -> _Sizes:
-    """Of each size what all runs but one stay below: the one may be wild."""
+    """Return the sizes that all noisy runs but one stay below: one may be wild."""
     found = []
     for run in runs:
         counted = judged & np.isfinite(_wide(run))
@@ -253,7 +253,7 @@ def _noise_of(
 
 
 def _sizes(gap: np.ndarray, unit: np.ndarray) -> _Sizes:
-    """Of a difference; its scale is the part of `unit` that is nearest to it (least squares)."""
+    """Measure a difference; its scale is the part of `unit` nearest to it (least squares)."""
     rms, largest, unit_largest = _rms(gap), _largest(gap), _largest(unit)
     if unit_largest == 0:
         return _Sizes(rms, largest, 0.0, rms)

@@ -161,7 +161,7 @@ def from_saved_model(path: str, signature: str = "serving_default") -> GraphSour
 
 
 def _unique_names(held: Mapping[str, tf.Variable]) -> dict[str, str]:
-    """By node, the variable's own name; `name#2` for the second of one name."""
+    """Map each node to its variable's name; `name#2` for the second of one name."""
     used: dict[str, int] = {}
     names = {}
     for node, variable in held.items():
@@ -444,7 +444,7 @@ class GraphSource:
 
     @functools.cached_property
     def _initial_values(self) -> dict[str, Any]:
-        """Every initial value, from one run of the initialisers; taken out when used."""
+        """Initial values of all variables, from one run of the initialisers; dropped when used."""
         with tf.Graph().as_default() as graph:
             tf.import_graph_def(_seeded(self._inlined.graph_def, self.seed), name="")
             config = tf.compat.v1.ConfigProto(device_count={"GPU": 0})

@@ -43,7 +43,7 @@ class Draft:
             self.parts.clear()
 
     def commit(self) -> str:
-        """Once all parts are there: make them a checkpoint; returns its path.
+        """Make the parts a checkpoint, once all are there; returns its path.
 
         Raises:
             TfparError: a part is missing, or a file cannot be written.

@@ -258,7 +258,8 @@ def _merge(folder: str, entries: Sequence[Entry]) -> None:
 
 
 def _check(folder: str, entries: Sequence[Entry]) -> None:
-    """Each tensor is there once, and whole: TensorFlow's merge takes gaps and overlaps."""
+    """Check that each tensor is whole, and there once: TensorFlow's merge takes gaps and overlaps.
+    """
     if not entries:
         raise TfparError(f"No rank wrote a tensor to the checkpoint {folder}; nothing is saved.")
     by_name = defaultdict(list)

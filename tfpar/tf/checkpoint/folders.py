@@ -128,7 +128,7 @@ def _named(folder: str) -> list[tuple[int, int, str]]:
 
 
 def _complete(folder: str) -> list[tuple[int, int, str]]:
-    """Those of `_named` that are checkpoints."""
+    """List the folders of `_named` that are checkpoints."""
     return [f for f in _named(folder) if os.path.isfile(os.path.join(f[2], DESCRIPTION))]
 
 

@@ -24,7 +24,7 @@ class PeerLostError(TfparError):
 
 
 class Exchange:
-    """Runs collectives at once; every rank makes the same calls in the same order.
+    """Collectives that run at once; every rank makes the same calls in the same order.
 
     In a graph they become ops that run in the order in which they were made. Every rank has to
     trace the same function, and to call it when the others do.
@@ -115,8 +115,10 @@ class Exchange:
 
     @functools.cached_property
     def _order(self) -> tf.Variable:
-        """Its handle is given to all collectives: TensorFlow runs what may write to one variable
-        in the order of the program, through loops, branches and calls.
+        """Variable that orders the collectives, which all get its handle.
+
+        TensorFlow runs ops that may write to one variable in the order of the program, through
+        loops, branches and calls. It has a value, for what saves the variables of functions.
 
         It has a value, for what saves the variables of functions.
         """

@@ -13,7 +13,7 @@ from tfpar.spec.errors import TfparError
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """This process among the processes of a job.
+    """Job of several processes, as seen from this one.
 
     Attributes:
         rank, size: among all.

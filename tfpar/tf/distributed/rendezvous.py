@@ -202,7 +202,7 @@ def _welcome(
 
 
 def _report(job: Job, store: RendezvousStore) -> list[dict[str, str]]:
-    """Any other rank's side: tell rank 0 of this one's machine, and learn of all."""
+    """Report this machine to rank 0, as any other rank, and return all machines."""
     store.put(f"rank{job.rank}", {"host": socket.gethostname(), "address": store.own_address()})
     machines: list[dict[str, str]] = store.get("ranks", "rank 0 waits for other ranks")
     return machines

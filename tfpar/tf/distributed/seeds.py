@@ -14,7 +14,7 @@ from tfpar.tf.interop.runtime import global_seed
 
 
 def share_seeds(world: World) -> None:
-    """Every rank goes on from where the first one's global random generators are.
+    """Set the global random generators of every rank to the state of the first rank's.
 
     Those of Python, NumPy, TensorFlow and Keras. TensorFlow gets a global seed if it has none.
     """

@@ -39,7 +39,7 @@ _LEAVE_S = 60.0  # for the others to come to their end, too
 
 
 class World:
-    """This rank's side of a job of several processes.
+    """Side of this rank in a job of several processes.
 
     Use `this_world`.
 
@@ -152,7 +152,7 @@ class World:
             return made
 
     def each(self, what: str, act: Callable[[], None]) -> None:
-        """Every rank acts; once all have, an error of one is everyone's.
+        """Run `act` on every rank; once all have, an error of one is raised on all.
 
         Raises:
             TfparError: on the ranks that have no error of their own.

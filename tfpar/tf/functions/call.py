@@ -36,7 +36,10 @@ class CallArguments:
 
     @classmethod
     def of(cls, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallArguments:
-        """Raises: TfparError: a value that is no tensor and cannot be told from others."""
+        """Take the arguments of a call apart.
+
+        Raises: TfparError: a value that is no tensor and cannot be compared with others.
+        """
         arguments = (tuple(args), dict(kwargs))
         leaves = tf.nest.flatten(arguments)
         tensors: list[Any] = []

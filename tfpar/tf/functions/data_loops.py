@@ -275,7 +275,7 @@ class _Body:
 
     @contextlib.contextmanager
     def _standing_in(self, state: tuple, held: dict[str, Any]) -> Iterator[None]:
-        """While a step is traced, what the body reads is what the step is fed."""
+        """Let the body read, while a step is traced, what the step is fed."""
         before = self._get_state(), {name: cell.cell_contents for name, cell in self._cells.items()}
         try:
             self._fill(state, held)

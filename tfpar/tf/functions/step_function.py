@@ -166,7 +166,7 @@ class StepFunction:
 
     @property
     def executables(self) -> list[Executable]:
-        """Of all steps that were compiled, in order."""
+        """Executables of all steps that were compiled, in order."""
         return [e for trace in self._traces.values() for e in trace.executables.values()]
 
     # --- calls -------------------------------------------------------------------

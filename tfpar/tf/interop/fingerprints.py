@@ -43,7 +43,7 @@ class Traits(NamedTuple):
 
 
 def traits(value: np.ndarray) -> Traits:
-    """Of all entries; those of complex ones are of their absolute values."""
+    """Compute the traits of all entries; complex ones count with their absolute values."""
     flat = np.ascontiguousarray(value).reshape(-1)
     draw = np.random.default_rng(0)
     projection = squares = 0.0

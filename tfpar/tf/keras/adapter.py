@@ -273,7 +273,7 @@ def adopt(model: keras.Model, session: Session) -> ParallelModel:
 
 
 def _kinds(model: keras.Model) -> list[str]:
-    """Of the functions that the model makes for a batch; KerasHub's generate, too."""
+    """List the functions that the model makes for a batch, KerasHub's generate included."""
     return [k for k in STEPS if hasattr(type(model), f"make_{k}_function")]
 
 

@@ -124,7 +124,7 @@ def _differences(
     tensors: Mapping[str, tuple[_Tensor, _Tensor | None]],
     left: Collection[str],
 ) -> Iterator[str]:
-    """In what the checkpoint's model is another one, each in a few words.
+    """Yield the differences of the checkpoint's model, each in a few words.
 
     Args:
         tensors: by the model's names, what it has and what the checkpoint has.

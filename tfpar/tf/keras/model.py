@@ -73,7 +73,7 @@ class ParallelModel:
 
     @property
     def mesh(self) -> Mesh:
-        """That of the plan in force; without one, that of the ranks that are planned for."""
+        """Mesh of the plan in force; without one, that of the ranks that are planned for."""
         return self.plan.mesh if self.plan is not None else self.session.stage_mesh
 
     @property
@@ -201,7 +201,7 @@ class ParallelModel:
     # --- variables ---------------------------------------------------------------
 
     def keras_variables(self) -> list[Any]:
-        """Every Keras variable of the model: weights, metrics, seeds, optimizer."""
+        """List every Keras variable of the model: weights, metrics, seeds, optimizer."""
         found = [*self.model.variables, *getattr(self.model, "metrics_variables", [])]
         for optimizer in self.optimizers:
             found += list(optimizer.variables)
@@ -269,7 +269,7 @@ class ParallelModel:
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
-        """Every variable is whole inside, for functions that read its handle."""
+        """Make every variable whole inside, for functions that read its handle."""
         with contextlib.ExitStack() as stack:
             for variable in self.named_variables().values():
                 if isinstance(variable, ParallelVariable):
@@ -297,7 +297,7 @@ class ParallelModel:
 
 
 def drop_optionals(data: Any) -> Any:
-    """None for missing values, as Keras does with `tf.experimental.Optional`."""
+    """Replace missing values by None, as Keras does with `tf.experimental.Optional`."""
     return tree.map_structure(
         lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, data
     )

@@ -89,7 +89,7 @@ def leave() -> None:
 
 @functools.cache
 def _leave_at_exit() -> None:
-    """Once the job is joined: what is registered last runs first, and others are left after it."""
+    """Register `leave` once the job is joined: what is registered last runs first."""
     atexit.register(leave)
 
 

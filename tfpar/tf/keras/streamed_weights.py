@@ -40,7 +40,7 @@ _find_dataset = getattr(saving_lib, "safe_get_h5_dataset", operator.getitem)
 
 @contextlib.contextmanager
 def streamed_weights(small_bytes: int = SMALL_BYTES) -> Iterator[None]:
-    """While open, Keras loads weights (`load_weights`, `load_model`) without reading them whole.
+    """Let Keras load weights (`load_weights`, `load_model`) in a block without reading them whole.
 
     A value that its variable reads later, when it is sharded, must still be in its file by then:
     reading it raises a `TfparError` if the file has changed.

@@ -117,7 +117,7 @@ class OpOutline:
 
 
 def outline(program: LocalProgram) -> list[OpOutline]:
-    """Every op, in order; the same on every rank that runs `program`.
+    """Outline every op, in order; the result is equal on all ranks that run `program`.
 
     Behind the program come the bodies that its loops, branches and calls name. TensorFlow counts
     in their names, and in those of their inputs, what a process has traced so far, which is more on

@@ -51,7 +51,7 @@ class Copies:
 
     @property
     def shard_bytes(self) -> int:
-        """Of each rank; of the largest, where shards differ."""
+        """Bytes of each rank's shard; of the largest, where shards differ."""
         lengths = list(self.variable.shape)
         for axis, placement in enumerate(self.spec):
             if isinstance(placement, Shard):

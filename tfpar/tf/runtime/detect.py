@@ -27,7 +27,7 @@ LOCAL = "local"
 
 
 def every_rank() -> Mesh:
-    """All processes of the job, by machine; in a process that runs alone, its GPUs.
+    """Return the mesh of all processes of the job, by machine; without a job, of this one's GPUs.
 
     Raises:
         TfparError: neither a job nor a GPU.

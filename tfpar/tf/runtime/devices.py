@@ -100,7 +100,7 @@ def host_of(device: str) -> str:
 
 
 def holders(spec: Spec, mesh: Mesh, devices: Sequence[str]) -> tuple[int, ...]:
-    """For each rank, the rank whose shard of a variable of spec `spec` it uses.
+    """Return, for each rank, the rank whose shard of a variable of spec `spec` it uses.
 
     Ranks in one memory whose shards are the same hold them once, with the first of them.
     """

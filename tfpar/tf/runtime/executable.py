@@ -227,7 +227,7 @@ class Executable:
 
 
 def _handles(variable: ParallelVariable, group: Group) -> dict[int, tf.Tensor]:
-    """Those of the shards of a group's ranks in this process, by rank of the group."""
+    """Return the handles of a group's shards in this process, by rank of the group."""
     assert variable.ranks is not None
     members = variable.ranks.members
     return {

@@ -57,7 +57,7 @@ class Ranks:
         return cls(devices, world)
 
     def part(self, group: tuple[int, ...]) -> Ranks:
-        """Some of all ranks: the i-th of them is `group[i]`. Of the same ones the same object."""
+        """Return some of the ranks: the i-th is `group[i]`. Equal groups give the same object."""
         if group == self.members:
             return self
         if group not in self._parts:

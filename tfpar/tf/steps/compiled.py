@@ -309,7 +309,7 @@ class CompiledFunction:
         )
 
     def _microbatches(self, plan: Plan) -> int:
-        """In how many pieces the step computes the batch whose gradients are added up."""
+        """Return the number of microbatches of the batch, whose gradients are added up."""
         if self._trains:
             pipeline = self.session.pipeline
             return plan.microbatches if pipeline is None else pipeline.order.num_microbatches

@@ -19,9 +19,9 @@ class AssignedValue(NamedTuple):
     value: Traits | None = None
 
     def again(self) -> AssignedValue:
-        """After one more value, of which nothing is kept."""
+        """Return the record after one more value, of which nothing is kept."""
         return AssignedValue(self.times + 1)
 
     def cut(self, value: tf.Tensor) -> AssignedValue:
-        """After `value` was cut into shards."""
+        """Return the record after `value` was cut into shards."""
         return AssignedValue(self.times, traits(value.numpy()))

@@ -136,12 +136,12 @@ class ParallelVariable(UninitializedVariable):
 
     @property
     def ranks(self) -> Ranks | None:
-        """Those among which the variable is split, all of a job or some; None unless sharded."""
+        """Ranks among which the variable is sharded, all of a job or some; None unless sharded."""
         return self._state.ranks if isinstance(self._state, Sharded) else None
 
     @property
     def holders(self) -> tuple[int, ...]:
-        """For each rank, the rank whose memory holds its shard; empty unless sharded."""
+        """Ranks whose memory holds the shard of each rank; empty unless sharded."""
         return self._state.holders if isinstance(self._state, Sharded) else ()
 
     def shard(
@@ -240,7 +240,7 @@ class ParallelVariable(UninitializedVariable):
                 self._take_whole(self._state.initial())
 
     def _take_whole(self, value: Any) -> None:
-        """Be whole from now on, with a value of the user's."""
+        """Become whole, with a value of the user's."""
         value = tf.cast(value, self.dtype)
         self.shape.assert_is_compatible_with(value.shape)
         self._be_whole(value)
@@ -394,7 +394,7 @@ class ParallelVariable(UninitializedVariable):
         return self.assign(whole.read_value())
 
     def _trackable_children(self, save_type="checkpoint", **kwargs):
-        """In a SavedModel also what functions hold that were traced while it was sharded."""
+        """Add, in a SavedModel, what functions hold that were traced while it was sharded."""
         children = super()._trackable_children(save_type, **kwargs)
         if save_type == "savedmodel" and self._calls is not None:
             unused = enumerate(self._calls.unused_when_written())

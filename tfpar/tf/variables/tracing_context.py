@@ -13,7 +13,7 @@ _capturing: contextvars.ContextVar[bool] = contextvars.ContextVar("capturing", d
 
 @contextlib.contextmanager
 def capturing() -> Iterator[None]:
-    """While a step is captured, variables are read and written through their handles."""
+    """Read and write variables through their handles in a block that captures a step."""
     token = _capturing.set(True)
     try:
         yield

@@ -273,7 +273,7 @@ class _Raw:
                 yield one
 
     def in_flight(self, rows: np.ndarray) -> Iterator[_Moved]:
-        """Those that run beside the backward pass."""
+        """Return the collectives of some layers that run beside the backward pass."""
         return (one for one in self.moved if rows[one.row] and one.when is When.BESIDE)
 
 

@@ -57,7 +57,7 @@ def candidates_of(plan: Plan) -> Iterator[CandidateSummary]:
 
 
 def _why(chosen_s: float, seconds: float, memory: float | None, limit: float) -> str:
-    """Why another mesh was not taken."""
+    """Return the reason why another mesh was not taken."""
     if memory is not None and memory > limit:
         return f"does not fit: a rank would store {format_bytes(memory)}"
     if seconds > chosen_s:

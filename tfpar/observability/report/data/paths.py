@@ -40,7 +40,7 @@ def paths_of(nodes: Sequence[GraphNode], model: str, layers: Container[str] = ()
 
 
 def index_paths(nodes: Iterable[GraphNode]) -> dict[str, str]:
-    """By scope, the path of each that holds weights, and of those around it."""
+    """Map each scope that holds weights, and those around it, to their paths."""
     known: dict[str, str] = {}
     for node in nodes:
         if node.weights:

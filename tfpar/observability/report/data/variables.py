@@ -32,7 +32,7 @@ def variables_of(
     nodes: NodeGraph | None,
     paths: Mapping[GraphNode, str],
 ) -> tuple[VariableSummary, ...]:
-    """All variables of the plan, in its order.
+    """Summarise all variables of the plan, in its order.
 
     Args:
         nodes, paths: of the graph, and what they are called; None where it is not known.

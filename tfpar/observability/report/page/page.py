@@ -46,6 +46,6 @@ def _hash(script: str) -> str:
 
 
 def _packed(report: Report) -> str:
-    """Its JSON by gzip and base64: a tenth of the size, and no text that a page could mistake."""
+    """Compress a report's JSON by gzip and base64: a tenth of the size, and safe in HTML."""
     packed = gzip.compress(msgspec.json.encode(report), mtime=0)
     return base64.b64encode(packed).decode()

@@ -224,7 +224,7 @@ class Linker(abc.ABC):
     def _feed(
         self, name: str, whole: str, tensor: Tensor, shape: Sequence[int], spec: Spec, rank: int
     ) -> str:
-        """This rank's part of a whole input; padding repeats the last entry.
+        """Return the edge of this rank's part of a whole input; padding repeats the last entry.
 
         Padded samples are real samples, so that nothing computed on them (a division, a
         lookup) can fail; every reduction masks them.

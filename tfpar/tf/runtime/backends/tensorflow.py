@@ -369,6 +369,6 @@ def _cluster(addresses: Sequence[str]) -> cluster_pb2.ClusterDef:
 
 
 def _timeout_s() -> float:
-    """Some time after the rank's own watchdog, which can say more, has ended it."""
+    """Return a timeout some time after that of the rank's watchdog, which can say more."""
     timeout = float(os.environ.get(names.TIMEOUT, names.DEFAULT_TIMEOUT_S))
     return timeout + max(10.0, timeout / 10)

@@ -85,7 +85,7 @@ class Transport(Protocol):
         reduction: str,
         group: tuple[int, ...],
     ) -> str:
-        """This rank's block of the reduced tensor."""
+        """Return this rank's block of the reduced tensor."""
         ...
 
     def all_to_all(

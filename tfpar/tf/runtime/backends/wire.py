@@ -88,7 +88,7 @@ class Wire:
     def reduce_scatter(
         self, name: str, edge: str, dtype: str, reduction: str, dim: int, group: Group
     ) -> str:
-        """This rank's block along `dim` of the reduced tensor; the blocks are equal."""
+        """Return this rank's block along `dim` of the reduced tensor; blocks are equal in size."""
         if len(group) == 1:
             return edge
         self._check(name, dtype, reduction)
@@ -116,7 +116,7 @@ class Wire:
     def all_to_all(
         self, name: str, edge: str, dtype: str, split_dim: int, concat_dim: int, group: Group
     ) -> str:
-        """Block i along `split_dim` goes to rank i of the group; what comes is joined."""
+        """Send block i along `split_dim` to rank i of the group, and join what comes."""
         if len(group) == 1:
             return edge
         moved = mover(dtype)
@@ -224,7 +224,7 @@ class Wire:
         dims: Sequence[int],
         parts: int,
     ) -> list[WireOperand]:
-        """Each operand's blocks along its dim, stacked in a new leading dim."""
+        """Split each operand into blocks along its dim, stacked in a new leading dim."""
         found = []
         for i, (operand, dim) in enumerate(zip(operands, dims, strict=True)):
             edge = self._stack(f"{name}/{i}", operand.edge, dtype, dim, parts)

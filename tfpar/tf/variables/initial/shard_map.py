@@ -126,7 +126,7 @@ class ShardMap:
         return tuple(span for span, _ in self._taken[dim + 1 :])
 
     def row_size(self, dim: int) -> int:
-        """Entries of that box."""
+        """Return the number of entries of the box of a row."""
         return math.prod(span.stop - span.start for span in self.spans(dim))
 
     def take(self, rows: np.ndarray, dim: int) -> np.ndarray:

@@ -15,7 +15,7 @@ class ByPhase:
 
     @property
     def total(self) -> float:
-        """Of all phases."""
+        """Seconds of all phases."""
         return self.forward + self.backward + self.update
 
 
@@ -136,7 +136,7 @@ class BytesByKind:
 
     @property
     def total(self) -> float:
-        """All of them."""
+        """Bytes of all of them."""
         return self.weights + self.slots + self.live
 
 

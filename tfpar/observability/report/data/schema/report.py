@@ -70,7 +70,7 @@ class Report:
         return dataclasses.replace(self, what_if=tuple(found))
 
     def to_builtins(self) -> dict[str, Any]:
-        """As JSON has it: objects, lists, numbers, strings."""
+        """Return the report as JSON has it: objects, lists, numbers, strings."""
         found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
         return found
 

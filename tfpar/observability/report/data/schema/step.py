@@ -75,7 +75,7 @@ class LayerSummary:
 
     @property
     def total_s(self) -> float:
-        """Of its ops and collectives."""
+        """Seconds of its ops and collectives."""
         return self.seconds.total + self.communication_s.total
 
 
