@@ -237,7 +237,7 @@ def plan(
 
 
 def plan_of(model: keras.Model | StepFunction | GraphProgram) -> Plan:
-    """The plan that a parallel model, a `tap.function` or a `tap.GraphProgram` runs with.
+    """Return the plan that a parallel model, a `tap.function` or a `tap.GraphProgram` runs with.
 
     Raises:
         TfparError: the model is not parallel, or has not run a step yet.

@@ -36,7 +36,7 @@ class Options:
         plan: a `Plan` or the path of a saved one, instead of constraints and search.
         planner: `"tap"`, `"rhino"`, `"auto"`, which picks one of them by the step's graph and
             `search_seconds` (the plan says which), `"exhaustive"`, which tries all plans of a model
-            of a few layers, or one of your own (`search.problem.Planner`).
+            of a few layers, or one of your own (`planning.problem.Planner`).
             None searches nothing: weights have the specs of constraints, the others those that
             their first reader prefers; without constraints, every batch is split over the whole
             mesh (data parallelism).
@@ -164,7 +164,7 @@ def settings_of(
 def with_keywords(
     options: Options | None, keywords: Mapping[str, Any], kind: type[PlanKeywords] = Keywords
 ) -> Options:
-    """`options`, or the defaults, where `keywords` say nothing else; errors as of `settings_of`."""
+    """Merge `keywords` into `options`, or into the defaults; errors as of `settings_of`."""
     if not (options is None or isinstance(options, Options)):
         raise argument_error("options", options, "a tap.Options")
     known = names_of(kind)
@@ -176,7 +176,7 @@ def with_keywords(
 
 
 def names_of(kind: type[PlanKeywords]) -> list[str]:
-    """The names of such keywords, in the order of `Options`."""
+    """Return the names of such keywords, in the order of `Options`."""
     return [f.name for f in dataclasses.fields(Options) if f.name in kind.__annotations__]
 
 

@@ -157,7 +157,7 @@ class Reporter:
         self._show()
 
     def priced(self, what: str, candidates: int) -> None:
-        """Report the number of candidates priced so far, as `search.problem.Progress` does."""
+        """Report the number of candidates priced so far, as `planning.problem.Progress` does."""
         self.tell(f"{what}, {candidates} priced")
 
     def note(self, line: str) -> None:
@@ -175,7 +175,7 @@ class Reporter:
         part.best_s = min(part.best_s or math.inf, seconds)
 
     def _compared(self) -> _Part:
-        """The innermost part that has a best of its own."""
+        """Return the innermost part that has a best step of its own."""
         return next(part for part in reversed(self._parts) if part.best_s is not None)
 
     def beat(self) -> None:

@@ -32,13 +32,13 @@ _open: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
 def enclosing() -> Session | None:
-    """The session of the innermost block around here."""
+    """Return the session of the innermost block around here."""
     own = active.get()
     return own[-1] if own else next((s for s in reversed(_inherited.get()) if s in _open), None)
 
 
 def open_elsewhere() -> Session | None:
-    """A session whose block is open in another thread, if none is around here."""
+    """Return a session whose block is open in another thread, if none is around here."""
     return None if enclosing() is not None else next(iter(_open), None)
 
 

@@ -226,13 +226,13 @@ def _cluster(name: str, value: Any) -> Cluster | Mapping[str, Any] | str:
 
 
 def _plan_cache(name: str, value: Any) -> PlanCache | None:
-    """The cache in a folder, by default that of the environment, if any."""
+    """Return the cache in a folder, by default that of the environment, if any."""
     folder = optional(path, name, value) or os.environ.get(PLAN_CACHE)
     return PlanCache(folder) if folder else None
 
 
 def _size(name: str, value: Any, expected: str = "a size above 0 such as '16 GiB'") -> float:
-    """Bytes of `"16 GiB"`, or of a number."""
+    """Parse bytes, as `"16 GiB"` or a number."""
     try:
         size = parse(value, "bytes")
     except ValueError:
@@ -243,7 +243,7 @@ def _size(name: str, value: Any, expected: str = "a size above 0 such as '16 GiB
 
 
 def _whole_size(name: str, value: Any) -> int:
-    """A byte or more, and not without an end."""
+    """Parse a size of at least a byte, and not infinite."""
     expected = "a size such as '32 MiB', of 1 byte or more"
     size = _size(name, value, expected)
     if not 1 <= size < math.inf:
@@ -252,12 +252,12 @@ def _whole_size(name: str, value: Any) -> int:
 
 
 def _carried_as(name: str, value: Any) -> str:
-    """The dtype in which gradients travel."""
+    """Return the dtype in which gradients travel."""
     return COMPRESSIONS[check_choice(name, value, COMPRESSIONS)]
 
 
 def _chunks(name: str, value: Any) -> int:
-    """A number of chunks that there may be: more start more collectives than they hide."""
+    """Check a number of chunks: more than the largest start more collectives than they hide."""
     return check_choice(name, value, CHUNKS)
 
 
@@ -280,7 +280,7 @@ def _pipeline(name: str, value: Any) -> Pipeline | Literal["auto"]:
 
 
 def _pipeline_search(value: Any) -> Pipeline | None:
-    """A pipeline that is searched for otherwise than by `"auto"` alone."""
+    """Return a pipeline that is to be searched for by another method than `"auto"`'s."""
     is_searched = isinstance(value, Pipeline) and value.is_searched
     return value if is_searched and value.search != ENUMERATE else None
 

@@ -119,8 +119,7 @@ class Verification:
 
     @property
     def differences(self) -> list[OutputReport | VariableReport]:
-        """Reports of all that was compared: each has `name`, `error`, `noise`, `verdict` and `ok`.
-        """
+        """Reports of all that was compared, with `name`, `error`, `noise`, `verdict` and `ok`."""
         return [*self.variables, *self.outputs]
 
     @property

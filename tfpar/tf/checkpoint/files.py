@@ -258,8 +258,7 @@ def _merge(folder: str, entries: Sequence[Entry]) -> None:
 
 
 def _check(folder: str, entries: Sequence[Entry]) -> None:
-    """Check that each tensor is whole, and there once: TensorFlow's merge takes gaps and overlaps.
-    """
+    """Check that each tensor is there once, without gaps or overlaps, which TensorFlow accepts."""
     if not entries:
         raise TfparError(f"No rank wrote a tensor to the checkpoint {folder}; nothing is saved.")
     by_name = defaultdict(list)

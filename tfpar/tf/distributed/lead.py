@@ -56,9 +56,7 @@ class Lead:
             self._leading = False
 
     def write(self, path: str, what: str, action: Callable[[], Any]) -> Any:
-        """Run an action that writes `path`, as `run` does; ranks with other paths each write
-        theirs.
-        """
+        """Run an action that writes `path`, as `run` does; ranks with other paths write theirs."""
         if not self._leading:
             with self._world.at(what):
                 paths = self._world.exchange.messages(path)

@@ -53,10 +53,10 @@ def every_rank() -> Mesh:
 def find_machines(
     mesh: Mesh, value: Cluster | Mapping[str, Any] | str | os.PathLike[str] | None = None
 ) -> Cluster:
-    """The cluster to plan for: as `named.find_cluster` finds it, and what is here for None.
+    """Return the cluster to plan for, as `lookup.find_cluster` does; for None what is here.
 
     Raises:
-        TfparError: as `named.find_cluster`, or the mesh has more ranks than there are devices.
+        TfparError: as `lookup.find_cluster`, or the mesh has more ranks than there are devices.
     """
     local = value is None or value == LOCAL
     cluster = detect_cluster(mesh) if local else find_cluster(value, mesh)  # type: ignore[arg-type]
