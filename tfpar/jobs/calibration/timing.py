@@ -136,7 +136,7 @@ class Timer:
         return [max(min(times) - self.step_s, 1e-6) for times in told]
 
     def _runner(self, make: Callable[[], LocalProgram]) -> TimedRunner:
-        """Link a program and run it once; returns a runner of it.
+        """Link a program and run it once; returns a runner that times so many runs of it.
 
         Args:
             make: makes it, anew for each group of ranks.

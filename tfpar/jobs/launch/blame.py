@@ -224,7 +224,10 @@ def _stuck(records: Sequence[RankStatus], limits: Limits, now: float) -> list[Bl
 
 
 def _parted(records: Sequence[RankStatus]) -> list[Blame]:
-    """Blame ranks that others wait for in a step, while they wait elsewhere after as many steps."""
+    """Blame ranks that others wait for in a step, while they wait for the others elsewhere.
+
+    They are in something else that comes after as many steps.
+    """
     known = [
         (record, record.signs)
         for record in records

@@ -22,7 +22,7 @@ _START_UP = re.compile(
 
 
 class LineSplitter:
-    """Cuts a stream of bytes at line feeds and carriage returns (progress bars)."""
+    """Splitter of a stream of bytes at line feeds and carriage returns (progress bars)."""
 
     def __init__(self) -> None:
         self._rest = b""

@@ -24,7 +24,7 @@ ENOUGH_STEPS = 20
 
 
 class Monitor(keras.callbacks.Callback):
-    """Reports the times of training steps, and how far they are from what the plan predicted.
+    """Callback that reports the times of training steps, and how far they are from the prediction.
 
         model.fit(dataset, epochs=10, callbacks=[tap.Monitor("runs/1")])
 

@@ -68,7 +68,7 @@ class Tally:
 
 
 class Meter:
-    """Times calls of the train function.
+    """Timer of the calls of the train function.
 
     Reading data and other callbacks count, as training waits for them. What comes between `stop`
     and the next `start` does not, nor a call that runs something for the first time (it was

@@ -221,7 +221,7 @@ class Verification:
 
     @property
     def reasons(self) -> list[str]:
-        """List the reasons for the verdicts."""
+        """Reasons for the verdicts."""
         told, verdicts = [], self._verdicts()
         if Verdict.ROUNDING in verdicts:
             resolution, name = self._coarsest()
@@ -249,7 +249,7 @@ class Verification:
 
     @property
     def notes(self) -> list[str]:
-        """List how `fit` on one device differs from the mesh though steps are equal."""
+        """Notes on how `fit` on one device differs from the mesh though steps are equal."""
         if not self.extra:
             return []
         return [

@@ -91,7 +91,7 @@ def _size(name: str, value: Any) -> int:
 
 
 class _OnMesh:
-    """Takes the model's steps as it trains on its mesh."""
+    """Run of the model's steps as it trains on its mesh."""
 
     def __init__(self, state: ParallelModel, batches: Sequence[Any]) -> None:
         self._state = state
@@ -171,7 +171,7 @@ class _OnMesh:
 
 
 class _OneDevice:
-    """Takes steps again on one device: plainly, with noise, and with much more of it."""
+    """Run of steps again on one device: plainly, with noise, and with much more of it."""
 
     tolerance = 0.0
 

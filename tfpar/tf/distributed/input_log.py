@@ -76,7 +76,7 @@ class InputLog:
 
     @property
     def digest(self) -> dict[str, str]:
-        """Return the digest of all steps, by part."""
+        """Digest of all steps, by part."""
         return {
             part: hashlib.blake2b("".join(self.digests(part)).encode(), digest_size=8).hexdigest()
             for part in self._steps

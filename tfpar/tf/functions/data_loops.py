@@ -130,7 +130,7 @@ class _Source(abc.ABC):
 
 
 class _Probed(_Source):
-    """Takes real elements, and gives them once more when it is read as an iterator."""
+    """Iterator that takes real elements, and gives them once more when it is read."""
 
     def __init__(self, iterator: Iterator[Any]) -> None:
         self._iterator = iterator

@@ -85,7 +85,7 @@ class StepFunction:
 
     @functools.cached_property
     def traced(self) -> Callable[..., Any]:
-        """Return the function to trace: the Python function with control flow on tensors as ops."""
+        """Function to trace: the Python function with control flow on tensors as ops."""
         if not self._autograph:
             return self.python_function
         context = tf.__internal__.autograph.control_status_ctx()

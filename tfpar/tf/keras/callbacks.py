@@ -76,7 +76,7 @@ def _for_processes(
 
 
 class SameLogs(keras.callbacks.Callback):
-    """Gives every rank the first rank's logs of an epoch, so that all decide equally."""
+    """Callback that gives every rank the first rank's logs of an epoch: all decide equally."""
 
     def __init__(self, world: World) -> None:
         super().__init__()

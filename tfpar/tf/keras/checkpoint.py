@@ -73,7 +73,7 @@ class StopSignal(keras.callbacks.Callback):
 
 
 class Checkpoint(StopSignal):
-    """Saves a parallel model while it trains, and resumes from what it finds.
+    """Callback that saves a parallel model while it trains, and resumes from what it finds.
 
         model.fit(dataset, epochs=10, callbacks=[tap.Checkpoint("/shared/run1", every=500)])
 

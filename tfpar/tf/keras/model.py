@@ -37,7 +37,7 @@ _UNKNOWN = (None, False, "")
 
 
 class ParallelModel:
-    """Gives a Keras model's `make_*_function`s the partitioned programs.
+    """Parallel state of a Keras model, whose `make_*_function`s it gives partitioned programs.
 
     Attributes:
         model: the user's model (held weakly: the model owns this object).

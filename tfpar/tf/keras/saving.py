@@ -89,7 +89,10 @@ def leave() -> None:
 
 @functools.cache
 def _leave_at_exit() -> None:
-    """Register `leave` once the job is joined: what is registered last runs first."""
+    """Register `leave`, once the job is joined, so that it runs before the others are left.
+
+    What is registered last runs first.
+    """
     atexit.register(leave)
 
 

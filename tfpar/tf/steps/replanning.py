@@ -1,7 +1,9 @@
 """Replanning of a model in training: it takes another plan between two steps.
 
+It goes on with the same numbers.
+
 Nothing is copied: weights, slots, metrics and seeds are the same variables. The next step is
-compiled by the new plan, and lays each of them anew, one after another: at most one is whole in
+compiled by the new plan, and reshards each of them, one after another: at most one is whole in
 memory at a time.
 """
 

@@ -14,7 +14,7 @@ from tfpar.tf.variables.states import Sharded
 
 
 class UnusedHandle(UninitializedVariable):
-    """Takes the place of a handle in a SavedModel whose functions hold it and do not use it.
+    """Stand-in for a handle in a SavedModel whose functions hold it and do not use it.
 
     Each handle needs one of its own: functions that are loaded know by it which of their arguments
     is which.

@@ -49,7 +49,7 @@ def index_paths(nodes: Iterable[GraphNode]) -> dict[str, str]:
 
 
 def layer_path(node: GraphNode) -> str:
-    """Return the path of the layer that holds a node's weights: what their paths share."""
+    """Return the path of the layer that holds a node's weights: the common part of theirs."""
     holders = [weight.name.rpartition("/")[0].split("/") for weight in node.weights]
     common = os.path.commonprefix(holders)
     return "/".join(common) or node.weights[0].name

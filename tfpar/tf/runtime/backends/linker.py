@@ -46,7 +46,7 @@ def link_function(
 
 
 class Linker(abc.ABC):
-    """Writes a local program into a function.
+    """Writer of a local program into a function.
 
     A rank here is one of the program's mesh; only nodes and transfers are named by the job's.
 

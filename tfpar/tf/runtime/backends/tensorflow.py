@@ -224,7 +224,7 @@ class TensorFlowTransport:
 
 
 class _Nodes:
-    """Writes the nodes of one collective, under its name.
+    """Writer of the nodes of one collective, under its name.
 
     Args:
         writer: of the function.

@@ -48,7 +48,7 @@ class WireOperand(NamedTuple):
 
 
 class Wire:
-    """Writes collectives of one rank into a function.
+    """Writer of the collectives of one rank into a function.
 
     Args:
         writer: of the function.
