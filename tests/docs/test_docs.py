@@ -32,6 +32,7 @@ WITH_CODE = {
     "docs/howto/add_op_rule.md",
     "docs/howto/add_planner.md",
     "docs/howto/add_cost_term.md",
+    "docs/howto/add_memory_move.md",
     "docs/howto/add_backend.md",
     "docs/howto/analyse_a_plan.md",
     "docs/howto/constrain_a_plan.md",
