@@ -36,7 +36,7 @@ class Options:
         plan: a `Plan` or the path of a saved one, instead of constraints and search.
         planner: `"tap"`, `"rhino"`, `"auto"`, which picks one of them by the step's graph and
             `search_seconds` (the plan says which), `"exhaustive"`, which tries all plans of a model
-            of a few layers, or one of your own (`search.problem.Planner`).
+            of a few layers, or one of your own (`planning.problem.Planner`).
             None searches nothing: weights lie as constraints say, the rest as their first reader
             wants them; without constraints, every batch is split over the whole mesh (data
             parallelism).

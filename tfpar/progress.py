@@ -156,7 +156,7 @@ class Reporter:
         self._show()
 
     def priced(self, what: str, candidates: int) -> None:
-        """As `tell`, in the words of `search.problem.Progress`."""
+        """As `tell`, in the words of `planning.problem.Progress`."""
         self.tell(f"{what}, {candidates} priced")
 
     def note(self, line: str) -> None:

@@ -47,7 +47,7 @@ class CompileOptions:
         microbatches: how many pieces it computes that part in whose activations are not kept at
             the same time; their gradients are added up.
         statistics: where normalisations take those of a batch in microbatches; see
-            `pipeline.PipelineSummary`.
+            `pipeline.Pipeline`.
         stages: how the step runs in stages, if there are several.
         compression: the dtype in which gradients travel; None: their own.
         early_collectives: what could run before a collective that is waited for runs behind it
