@@ -8,7 +8,7 @@ links, which needs root) the machine is calibrated; then plans of two models are
 calibrated cluster and run, taking turns. Told are, for each plan, the predicted and the median
 measured seconds of a step, optimizer included; for each setting Spearman's rank correlation, how
 far the searched plan is from the best measured, and by how much predicted ratios of plans that are
-near each other are off (`search.objective.UNCERTAINTY`), and how many times are within 15 %.
+near each other are off (`planning.objective.UNCERTAINTY`), and how many times are within 15 %.
 `--offline` runs nothing: it prices the plans of `benchmarks/results/prediction.json` anew, each on
 the cluster that was calibrated before its steps were measured. `--json` replaces the settings that
 are run in a file that holds others. `--memory` holds what a rank stores against what its resident

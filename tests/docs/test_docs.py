@@ -21,6 +21,7 @@ from tfpar.rules import registry
 ROOT = pathlib.Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_MODULE = re.compile(r"\b(tfpar/[\w/]*\w(?:\.py)?|(?<=`)[\w/]+\.py(?=`))")
 _LINK = re.compile(r"\]\(([^)#]*)(?:#([^)]*))?\)")
 
 WITH_CODE = {
@@ -32,6 +33,7 @@ WITH_CODE = {
     "docs/howto/add_op_rule.md",
     "docs/howto/add_planner.md",
     "docs/howto/add_cost_term.md",
+    "docs/howto/add_memory_move.md",
     "docs/howto/add_backend.md",
     "docs/howto/analyse_a_plan.md",
     "docs/howto/constrain_a_plan.md",
@@ -161,6 +163,19 @@ def test_links_lead_somewhere(path):
         if anchor:
             headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
             assert anchor in {_anchor(h) for h in headings}, anchor
+
+
+def test_modules_that_pages_name_exist():
+    """Folders and modules, by their path in the package or by the end of it."""
+    folders = ("benchmarks", "examples", "scripts", "tests", "tfpar")
+    modules = [_name(path) for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    lacking = {
+        (_name(page), name)
+        for page in PAGES
+        for name in _MODULE.findall(page.read_text("utf-8"))
+        if not (ROOT / name).exists() and not any(path.endswith(f"/{name}") for path in modules)
+    }
+    assert lacking == {("CONTRIBUTING.md", "utils.py")}
 
 
 def _anchor(heading: str) -> str:

@@ -62,7 +62,7 @@ class Problem:
         kept_part: the part of the batch whose activations a rank stores at the same time.
         batch_statistics: what normalisations take them over; see `pipeline.Pipeline`.
         num_actors: among which the step is shared out as stages: a plan may store what a rank of
-            each of them may, together (see `stages.kinds`).
+            each of them may, together (see `inter_op.machine_types`).
         objective: what makes a plan the better one.
         budget: what the search may take.
         progress: is told of the search.

@@ -26,7 +26,7 @@ class PlanRequest:
         cluster: the machines of all ranks.
         base: a plan that fixed the logical mesh for other models of the same session.
         compression: the dtype in which gradients travel; None: their own.
-        recompute, offload: see `search.problem.Problem`.
+        recompute, offload: see `planning.problem.Problem`.
         pipeline: the stages and microbatches of a training step; None: one of each.
         budget: what each search may take.
         owners: the stages that variables of the pipeline lie in already, by name.
@@ -34,7 +34,7 @@ class PlanRequest:
             search places them.
         progress: is told of the search as it goes on.
         meshes: the logical meshes to choose from; by default all that the ranks can be laid in.
-        jit_compile: XLA compiles the step; see `search.problem.Problem`.
+        jit_compile: XLA compiles the step; see `planning.problem.Problem`.
     """
 
     mesh: Mesh

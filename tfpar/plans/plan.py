@@ -168,12 +168,12 @@ class Plan:
 
     @property
     def num_ranks(self) -> int:
-        """Number of ranks: those of the mesh, for each set of ranks of a pipeline."""
+        """Number of ranks, of a pipeline those of all actors."""
         return self.mesh.size * (1 if self.stages is None else self.stages.num_actors)
 
     @property
     def whole_mesh(self) -> Mesh:
-        """All ranks: those of each set of ranks of a pipeline behind those of the one before."""
+        """Mesh of all ranks; of a pipeline those of each actor behind those of the one before."""
         first, *rest = self.mesh.shape
         return Mesh(self.mesh.axis_names, (first * self.num_ranks // self.mesh.size, *rest))
 

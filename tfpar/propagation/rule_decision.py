@@ -16,7 +16,7 @@ def decide_by_rule(state: PropagationState, op: Op) -> Decision:
     """How `op` runs: the cheapest way, with what readers want of what it makes of nothing.
 
     Raises:
-        CannotHold: its inputs that cannot move exclude every way.
+        ImmovableInputError: its inputs that cannot move exclude every way.
     """
     prepared = state.prepared
     rule = prepared.rules[op]

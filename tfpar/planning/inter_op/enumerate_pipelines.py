@@ -97,7 +97,7 @@ class EnumeratePipelines(Placing):
     """The outer search that tries every number of stages that may pay.
 
     It ends with a plan without stages if predictions cannot tell that the fastest is faster
-    (`search.objective.UNCERTAINTY`). A plan that its planner has not priced is taken as it is.
+    (`planning.objective.UNCERTAINTY`). A plan that its planner has not priced is taken as it is.
     Where memory is short, it takes long to find a plan that fits: from the first number of stages
     on whose fastest plan does not, relaxed estimates come first, until more stages are hardly
     faster by them than some that fit. Those whose fastest plan fits are planned first; of estimates

@@ -52,7 +52,7 @@ def assign_stages(
     """`plan`, made for the ranks of one stage, with the stages of a pipeline.
 
     Where ops lie follows from what they take on one device of `cluster`, and from what stages send
-    each other (`from_step`); where devices differ, a stage on slower ones gets less. A step that
+    each other (`unit_builder`); where devices differ, a stage on slower ones gets less. A step that
     trains nothing runs where its weights lie, if they do already, or if it has too few parts for so
     many stages. A pipeline of one stage leaves the plan as it is.
 

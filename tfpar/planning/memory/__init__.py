@@ -1,1 +1,1 @@
-"""Fitting plans into memory: one loop (`fit`) over named moves (`moves`)."""
+"""Fitting plans into memory: one loop (`fit`) over named moves."""

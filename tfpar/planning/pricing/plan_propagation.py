@@ -26,7 +26,7 @@ def propagate_transformed(
     """The whole graph of a problem as `plan` lays it, which is as the plan runs it already.
 
     Args:
-        whole: see `propagation.prepare`.
+        whole: see `propagation.prepared_graph.prepare`.
     """
     with collection_paused():
         prepared = prepare(problem.graph, whole=whole)

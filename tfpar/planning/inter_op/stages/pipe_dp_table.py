@@ -47,8 +47,8 @@ class PipeDpTable:
     """What runs of layers take in each stage.
 
     Args:
-        seconds, fixed, kept, sent: of each layer, as those of `layers.Layer`.
-        speeds, bandwidths, memory: of each stage, as those of `layers.Place`.
+        seconds, fixed, kept, sent: of each layer, as those of `pipe_dp.ChainLayer`.
+        speeds, bandwidths, memory: of each stage, as those of `pipe_dp.StageDevice`.
         in_flight: of each stage, the most microbatches that it keeps.
     """
 
