@@ -36,7 +36,7 @@ from tfpar.spec import Mesh, UnevenMesh, replicated_spec
 
 @dataclasses.dataclass(frozen=True)
 class CompileOptions:
-    """What a plan and a user fix of the program.
+    """Options of the compiler, set by a plan and a user.
 
     Attributes:
         mesh: the logical one; of one set of ranks, where the step is in stages.
@@ -76,7 +76,7 @@ class CompileOptions:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CompiledStep:
-    """What the compiler makes of a step.
+    """Result of compiling a step.
 
     Attributes:
         partitioned: specs and reshards; of a rank's batch as a whole, where it runs in chunks.
@@ -176,7 +176,7 @@ def _partitioned(
 
 
 def _local_passes(options: CompileOptions, local: LocalProgram) -> list[Pass]:
-    """What is done to the program of every rank, in place and in this order."""
+    """Return the passes over the program of every rank, which run in place and in this order."""
     passes = (
         [Pass("early collectives", start_collectives_early)] if options.early_collectives else []
     )

@@ -1,4 +1,5 @@
-"""What is done to a captured step before it is planned, and what the plan then adds."""
+"""Passes that simplify a captured step before it is planned, and those that apply the plan to
+it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which spec the constraints give activations: what leaves a scope of ops."""
+"""Resolution of constraints on activations: the specs of tensors that leave a scope of ops."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class VariableConstraint(Constraint):
     paired: ClassVar[bool] = False
 
     def placements(self, name: str, shape: Sequence[int], mesh: Mesh) -> dict[int, Placement]:
-        """What it fixes of variable `name`: mesh axis index -> placement."""
+        """Return the placements that it fixes of variable `name`, by mesh axis index."""
         raise NotImplementedError
 
 

@@ -1,4 +1,4 @@
-"""Which spec the constraints give each variable."""
+"""Resolution of constraints on variables: the spec of each variable."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger("tfpar")
 
 @dataclasses.dataclass(frozen=True)
 class Resolution:
-    """What the constraints make of one variable or tensor: its spec, and which did it."""
+    """Resolution of the constraints of one variable or tensor: its spec, and those that set it."""
 
     spec: Spec
     constraints: tuple[Constraint, ...]

@@ -101,8 +101,8 @@ class Accesses:
 
 
 def resource_of(handle: Tensor) -> Resource:
-    """What a handle refers to: the first tensor that does, or a name that is the same wherever
-    the handle is made anew."""
+    """Return the resource of a handle: the first tensor that refers to it, or a name that is the
+    same wherever the handle is made anew."""
     handle = origin(handle, UNCHANGED)
     while handle.op.type in LOOPS:  # they hand on the handles that they take
         handle = origin(handle.op.inputs[handle.index], UNCHANGED)

@@ -171,7 +171,7 @@ class Variable:
 
 @dataclasses.dataclass(frozen=True)
 class Gradient:
-    """What enters the optimizer for one weight: its gradient, or the rows of a sparse one.
+    """Input of the optimizer for one weight: its gradient, or the rows of a sparse one.
 
     Attributes:
         variable: the weight's name.

@@ -1,4 +1,4 @@
-"""What a step does that putting back its variables does not undo."""
+"""Lasting effects of a step, which restoring its variables does not undo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of a model's variables a name means that was written down elsewhere.
+"""Matching of a model's variables with names that were written down elsewhere.
 
 Keras names a variable by the scopes that were open when it was built, so that one weight has
 several names: `net/a/kernel` in a Sequential model built by code, `a/kernel` once that came
@@ -19,7 +19,7 @@ _COUNT = re.compile(r"_(\d+)$")
 
 
 class VariableName(NamedTuple):
-    """What a variable is called.
+    """Names of a variable.
 
     Attributes:
         path: unique in its step; Keras's.

@@ -1,4 +1,4 @@
-"""What part each op and tensor of a step plays: forward, backward or update; on whose time."""
+"""Roles of the ops and tensors of a step: forward, backward or update, and whose time they take."""
 
 from __future__ import annotations
 
@@ -231,7 +231,8 @@ def _keeps(op: Op, tensor: Tensor, phase: Mapping[Op, int], activations: set[Ten
 def _decaying_weights(
     graph: Graph, leads: Collection[Op], consumers: Mapping[Tensor, Sequence[Op]]
 ) -> set[Op]:
-    """What an optimizer does to weights without gradients (decoupled weight decay).
+    """Find the ops by which an optimizer changes weights without gradients (decoupled weight
+    decay).
 
     Assignments of weights that hang on nothing that the step is fed, and what only they read.
     """

@@ -55,7 +55,7 @@ class SharedSubgraph:
 
 
 class Signatures:
-    """What makes ops and blocks alike; computed once per op."""
+    """Signatures, equal for equal ops and blocks; computed once per op."""
 
     def __init__(self, constants: Constants, roles: Roles) -> None:
         self._constants = constants
@@ -177,7 +177,7 @@ def _repeated(subgraphs: Sequence[SharedSubgraph], min_duplicate: int) -> list[S
 
 
 def _outermost(groups: Sequence[Sequence[Block]], repeated: Sequence[Sequence[Block]]) -> list[int]:
-    """Which groups of alike blocks to take so that no two of them overlap."""
+    """Choose groups of equal blocks, the largest first, so that no two of them overlap."""
     sizes = [(-len(g[0].nodes), g[0].prefix.count("/")) for g in groups]
     taken: set[GraphNode] = set()
     kept = []
@@ -227,7 +227,7 @@ def repeated_blocks(
     signatures: Signatures,
     min_duplicate: int = 2,
 ) -> list[RepeatedBlock]:
-    """What to fold: the largest blocks that repeat with equal shapes.
+    """Find the blocks to fold: the largest that repeat with equal shapes.
 
     Names may not show the block (a functional model whose layers are called `dense_7`): a run of
     blocks that repeats as a whole along the model is one larger block.

@@ -1,7 +1,7 @@
-"""What an op's type alone says of it: one table, and one meaning for each word in it.
+"""Traits of op types: one table, and one meaning for each word in it.
 
-Each set below holds the op types that have one trait. Whoever asks such a question asks here, so
-that two modules cannot answer it in two ways: what the memory estimate takes for a view, the roles
+Each set below holds the op types that have one trait. Whoever asks for a trait asks here, so
+that two modules cannot answer in two ways: what the memory estimate takes for a view, the roles
 of a step take for a view too. What an op's *operands* say (how it splits, what is known of its
 values) is the business of its rule, in `tfpar.rules`.
 
@@ -309,12 +309,13 @@ def is_free(op: Op) -> bool:
 
 
 def body_offset(op_type: str) -> int:
-    """How many inputs a region has that its bodies do not take: they come first."""
+    """Count the inputs of a region that its bodies do not take: they come first."""
     return 1 if op_type in BRANCHES else 0
 
 
 def forwarded_input_index(tensor: Tensor) -> int:
-    """Which input an op gives as `tensor`; of an op type in `HANDED_ON` or `INSPECTIONS`."""
+    """Return the index of the input that an op gives as `tensor`; of an op type in `HANDED_ON` or
+    `INSPECTIONS`."""
     return tensor.index if tensor.op.type == "IdentityN" else 0
 
 
@@ -324,7 +325,7 @@ def forwarded_input(tensor: Tensor) -> Tensor:
 
 
 def origin(tensor: Tensor, through: Collection[str]) -> Tensor:
-    """Where `tensor` comes from, past ops of the types `through`, which hand on what they read."""
+    """Trace `tensor` back, past ops of the types `through`, which hand on what they read."""
     while tensor.op.type in through:
         tensor = forwarded_input(tensor)
     return tensor

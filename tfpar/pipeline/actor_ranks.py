@@ -1,4 +1,4 @@
-"""Which ranks of a job make up each set of ranks of a pipeline."""
+"""Ranks of the actors of a pipeline."""
 
 from __future__ import annotations
 

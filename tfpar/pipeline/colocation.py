@@ -1,4 +1,4 @@
-"""Which forward ops have to be in one stage."""
+"""Colocation constraints: forward ops that have to be in one stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which stage owns each variable of a step, and where the update of a pipeline runs."""
+"""Owners of variables: the stage of each variable of a step, and those in which the update runs."""
 
 from __future__ import annotations
 

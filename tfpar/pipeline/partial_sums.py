@@ -253,7 +253,8 @@ def _adds_alike(op: Op) -> bool:
 
 
 def _tree(root: Op, inner: Collection[Op]) -> tuple[list[Tensor], list[Op]]:
-    """What a sum adds up, through the sums that lead to it alone; and these."""
+    """Return the terms that a sum adds up, through the sums that lead to it alone, and these
+    sums."""
     leaves: list[Tensor] = []
     passed: list[Op] = []
     stack = [*reversed(root.inputs)]

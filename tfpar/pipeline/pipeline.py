@@ -26,7 +26,7 @@ SEARCHES = (ENUMERATE, "anneal", "exhaustive", "alpa", "megatron", "random")
 
 @dataclasses.dataclass(frozen=True)
 class Pipeline:
-    """How a step runs in stages, a microbatch behind the other.
+    """Pipeline in which a step runs: stages, microbatches and a schedule.
 
         Pipeline(stages=2, microbatches=8)                     # 1F1B
         Pipeline(stages=4, microbatches=8, schedule="zb-v")    # eight stages, two on each

@@ -17,7 +17,7 @@ from tfpar.spec.arguments import text as text_of
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """What each set of ranks of a pipeline runs, one task after the other.
+    """Schedule of a pipeline: the order in which each actor runs its tasks.
 
         schedule = tap.Schedule.load("zero_bubble.csv")
         print(schedule.num_stages, schedule.num_microbatches)

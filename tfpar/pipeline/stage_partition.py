@@ -53,8 +53,8 @@ def partition_step(
 
 
 def sent_whole(graph: Graph, stage: Mapping[Op, int]) -> frozenset[Tensor]:
-    """What is summed over ranks and microbatches where it is made: what is sent, and what is added
-    to it in another stage.
+    """Find the tensors that are summed over ranks and microbatches where they are made: those that
+    are sent, and those that are added to them in another stage.
 
     So the gradient of a weight that several stages read is sent once a step, and added to that of
     its owner after the last microbatch.

@@ -30,7 +30,7 @@ from tfpar.spec import PlanError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Runs:
-    """How often the ops of a step run.
+    """Run counts of the ops of a step: once, or once for each microbatch.
 
     Attributes:
         each: that run once for each microbatch; all others run once a step.
@@ -79,7 +79,7 @@ PER_MICROBATCH: tuple[Carries, ...] = ("activations", "gradients")
 
 
 def crossings(graph: Graph, roles: Roles, stage: Mapping[Op, int], runs: Runs) -> list[Crossing]:
-    """What stages send each other: each tensor once to a stage that reads it.
+    """Find the tensors that stages send each other: each tensor once to a stage that reads it.
 
     Args:
         stage: of every op, as `stages_of_step` gives it.
@@ -183,7 +183,8 @@ def _links(sent: list[Crossing], num_bytes: Callable[[Crossing], float]) -> Iter
 
 
 def _ties(sent: list[Crossing], num_bytes: Callable[[Crossing], float]) -> Iterator[Tie]:
-    """What goes as the step begins, and sums of gradients."""
+    """Yield the ties of weights that are read in several stages: values sent as the step begins,
+    and sums of gradients."""
     values: dict[tuple[int, int], float] = {}
     sums: dict[tuple[int, int], float] = {}
     for crossing in sent:
@@ -220,7 +221,7 @@ def _joins(
     runs: Runs,
     links: tuple[StageLink, ...],
 ) -> Iterator[Join]:
-    """What reads of all microbatches before it goes on.
+    """Yield the joins: work that reads of all microbatches before it goes on.
 
     What depends on inputs alone is computed before the first task, and joins nothing. A task in
     whose midst microbatches join runs up to there, and the join runs the rest of it for all of
@@ -266,7 +267,7 @@ def waits_of(graph: Graph, roles: Roles, runs: Runs) -> dict[Op, frozenset[Op]]:
 
 
 def _after(place: _Place, links: tuple[StageLink, ...]) -> Iterator[_Place]:
-    """What needs these tasks, of the same microbatch."""
+    """Yield the tasks of the same microbatch that need those of `place`."""
     kind, stage = place
     if kind == "F":
         yield ("B", stage)

@@ -1,4 +1,4 @@
-"""Where the backward pass and the update run, once the forward ops have their stages.
+"""Assignment of the backward pass and the update to stages, once the forward ops have theirs.
 
     forward     as given; what is not given reads no data, and goes where it is read first
     variable    the stage that writes it, or else that reads it first, owns it

@@ -64,7 +64,7 @@ class Task(NamedTuple):
 
     @property
     def described(self) -> str:
-        """What it does, in words: `the backward pass of microbatch 3 (1B3)`."""
+        """Describe its work in words: `the backward pass of microbatch 3 (1B3)`."""
         of = "" if self.kind == "U" else f" of microbatch {self.micro}"
         return f"{_WORDS[self.kind]}{of} ({self})"
 

@@ -77,7 +77,7 @@ class PlanCache:
             json.dump(describe_problem(problem, planner), file)
 
     def nearest(self, problem: Problem, planner: Planner) -> str:
-        """What has changed against the most similar problem that has a plan here, in a line.
+        """Describe in a line what differs from the most similar problem that has a plan here.
 
             no cached plan: of 3 in plans the nearest differs by the batch (32 -> 64)
 
@@ -118,7 +118,7 @@ MOST_COMPARED = 100
 
 
 def _beside(path: str) -> str:
-    """Where the problem of the plan at `path` is described."""
+    """Return the path of the file that describes the problem of the plan at `path`."""
     return path.removesuffix(".json") + PROBLEM
 
 

@@ -1,5 +1,5 @@
-"""What a plan that was found is completed with: unequal shares of the batch, the whole step with
-its specs, and what it is compared with."""
+"""Completion of a plan that was found: unequal shares of the batch, the whole step with its specs,
+and the baselines that it is compared with."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _with_baselines(plan: Plan, problem: Problem, cluster: Cluster) -> Plan:
 
 
 def cost_on_one_device(problem: Problem, cluster: Cluster) -> Cost:
-    """What the step costs on one device of `cluster`, with nothing split."""
+    """Price the step on one device of `cluster`, with nothing split."""
     with collection_paused():
         model = folded_model(problem, 2)
         return evaluate(model.on_one_device(), cluster, model.roles, problem.state_ratio)

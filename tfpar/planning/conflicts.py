@@ -1,6 +1,7 @@
-"""Which constraints leave no plan, and what leaving out one of them is worth.
+"""Diagnosis of conflicting constraints: a smallest set that leaves no plan, and the gain of
+omitting each one of it.
 
-A smallest set that conflicts is found by the deletion filter: a constraint without which there is
+A smallest conflicting set is found by the deletion filter: a constraint without which there is
 still no plan is not needed for the conflict, and stays out. For each of what is left, the best plan
 that satisfies all constraints but that one is then searched. Any planner will do: it is asked for
 plans of the same step under fewer constraints.
@@ -58,7 +59,7 @@ class Conflict:
         return " ".join([*parts, f"{text}."])
 
     def _figures(self, plan: Plan) -> str:
-        """What a device stores and a step takes, as the rest of a sentence."""
+        """Format the memory of a device and the time of a step, as the rest of a sentence."""
         text = "is one that fits"
         if plan.cost is not None:
             stored = format_bytes(plan.cost.memory_bytes)

@@ -76,7 +76,7 @@ class PipelineSearch(Protocol):
     outcome: Candidate | TfparError | None
 
     def proposals(self) -> Iterator[Proposal]:
-        """What to evaluate, one by one.
+        """Yield the proposals to evaluate, one by one.
 
         Raises:
             PlanError: there is no plan; a MemoryLimitError if none fits.

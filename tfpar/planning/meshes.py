@@ -86,8 +86,8 @@ def idle_mesh(meshes: Sequence[LogicalMesh]) -> LogicalMesh | None:
 
 
 def shapes(meshes: Sequence[LogicalMesh]) -> list[tuple[Mesh, tuple[int, ...] | None]]:
-    """What `meshes` are for a planner that decides itself how the batch lies, with the axes
-    that split it where these are given.
+    """Return the distinct shapes of `meshes` for a planner that splits the batch as it sees fit,
+    with the axes that split it where these are given.
 
     Where the mesh is open these are all ranks in a row, and every split of them in two axes. What
     an axis is called means nothing then, so that ranks in a row are one shape.

@@ -1,4 +1,4 @@
-"""What a plan is to be good at, and what finding it may take: two values that problems hold."""
+"""Objective of a plan and budget of a search: two values that problems hold."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Objective:
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """What a search may take.
+    """Limits of a search.
 
     Attributes:
         seconds: about; then it returns the best plan found so far. None: as many as it takes.
@@ -65,7 +65,7 @@ class Budget:
 
 @dataclasses.dataclass(frozen=True)
 class Trials:
-    """How many plans are run before one is taken, and how long.
+    """Settings of measured trials: several plans are run before one is taken.
 
         with tap.auto_parallel([2, 8], trials=tap.Trials(plans=5, seconds=300)): ...
 

@@ -27,7 +27,7 @@ logger = logging.getLogger("tfpar")
 
 @dataclasses.dataclass(frozen=True)
 class PipelineScope:
-    """Which pipelines are searched.
+    """Scope of a pipeline search: the given pipeline (or none) alone, or all numbers of stages.
 
     Attributes:
         enough: whether a candidate is good enough to search no more stages; None: only the pipeline

@@ -1,4 +1,4 @@
-"""What a planner is asked, and what any planner is."""
+"""Problem that a planner solves, and the protocol of planners."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ class ProblemsElsewhere(dict[Cluster, Problem]):
 
 
 def step_anchors(plan: Plan, problem: Problem) -> Anchors:
-    """What `plan` fixes of the problem's graph, inputs and outputs included."""
+    """Return the anchors of `plan` on the problem's graph, inputs and outputs included."""
     axes = [plan.mesh.axis(n) for n in plan.batch_axes]
     graph, anchors = problem.graph, plan.anchors()
     slots = {name_of_slots(weight): spec for weight, spec in anchors.slots.items()}
@@ -253,7 +253,7 @@ class Planner(Protocol):
 
     @property
     def name(self) -> str:
-        """What plans say of who made them; plans of different names are cached apart."""
+        """Name of the planner in plans; plans of different names are cached apart."""
         ...
 
     def solve(self, problem: Problem) -> Plan:

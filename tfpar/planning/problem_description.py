@@ -1,4 +1,4 @@
-"""What a problem is, in words: so that it can be said in what another one differs."""
+"""Description of a problem as text, from which the differences between two problems are read."""
 
 from __future__ import annotations
 

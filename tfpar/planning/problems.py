@@ -58,7 +58,7 @@ class StepProblems:
         self._last: list[tuple[PlanRequest, Problem]] = []
 
     def state(self, request: PlanRequest) -> Problem:
-        """What is solved for a request; of a pipeline, for the ranks of a stage.
+        """State the problem of a request; of a pipeline, for the ranks of a stage.
 
         Raises:
             SpecError: a constraint that matches nothing or cannot hold.
@@ -110,7 +110,7 @@ def _free_problem(
     laid: Mapping[str, Spec] | None,
     stated: StepProblems,
 ) -> Problem:
-    """What would have to be solved without constraints, in one piece.
+    """State the problem without constraints, in one piece.
 
     Args:
         cut: the part of the step that is searched.

@@ -1,4 +1,4 @@
-"""What solves integer linear programs here, and for how long."""
+"""Solver of integer linear programs, with its time limits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WHOLE = 1e-6
 
 
 class SolveStatus(enum.Enum):
-    """How a program ended."""
+    """Outcome of solving a program."""
 
     SOLVED = "the values are a solution, the best or the best that was found in time"
     INFEASIBLE = "there is no solution"
@@ -61,7 +61,7 @@ class LinearProgram:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SolverResult:
-    """What came of a program.
+    """Result of solving a program.
 
     Attributes:
         x: the values, if there are any.
@@ -150,8 +150,8 @@ class _Highs:
         self.highs.changeColsCost(len(cost), np.arange(len(cost), dtype=np.int32), cost)
 
     def relaxed(self) -> SolverResult | None:
-        """What the relaxation says, if that is an answer: it nearly always is integer, and needs
-        less preparation."""
+        """Solve the relaxation, and return its solution if that is an answer: it nearly always is
+        integer, and needs less preparation."""
         from highspy import HighsModelStatus
 
         status = self._run(True, RELAXED_PART)
@@ -179,7 +179,7 @@ class _Highs:
         )
 
     def _run(self, relaxed: bool, part: float) -> Any:
-        """How it ended, in this part of the time that is left."""
+        """Run the solver within this part of the time that is left, and return its status."""
         left = max(part * (self.end - time.monotonic()), MIN_PROGRAM_SECONDS)
         self.highs.setOptionValue("solve_relaxation", relaxed)
         self.highs.setOptionValue("time_limit", left)

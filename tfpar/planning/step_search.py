@@ -325,7 +325,7 @@ class StepEvaluator:
         return dataclasses.replace(base, plan=plan)
 
     def _workload(self, pipeline: Pipeline, given: Candidate | None) -> PlacementWorkload:
-        """What of the step decides where actors are best."""
+        """Return the workload by which the machines of actors are chosen."""
         request = self._asked(pipeline)
         problem = self._search.problem(request)
         taken: dict[Device, float] = {}

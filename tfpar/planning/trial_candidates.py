@@ -57,7 +57,8 @@ def _on_other_meshes(
 
 
 def _rivals(plan: Plan, plans: list[Plan], best: Plan) -> tuple[RejectedCandidate, ...]:
-    """What `plan` is compared with: the other plans, and what `best` was that is none of these."""
+    """Return the rejected candidates of `plan`: the other plans, and those of `best` that are none
+    of these."""
     others = [RejectedCandidate(name_of_plan(p), p.cost) for p in plans if p is not plan]
     names = {name_of_plan(p) for p in plans}
     return (*others, *(rival for rival in best.rivals if rival.name not in names))

@@ -1,4 +1,4 @@
-"""What a search priced beside its plan."""
+"""Summaries of the candidates that a search priced beside its plan."""
 
 from __future__ import annotations
 

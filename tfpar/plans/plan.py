@@ -75,9 +75,9 @@ class _Views(Protocol):
 
 
 def _views() -> _Views:
-    """What shows plans. It reads them: a plan is a value that knows nothing of how it is shown, and
-    its methods look the views up when the first is asked for. Nothing else here may import them
-    (`tests/test_imports.py`)."""
+    """Import the views that show plans. It reads them: a plan is a value that knows nothing of how
+    it is shown, and its methods look the views up when the first is asked for. Nothing else here
+    may import them (`tests/test_imports.py`)."""
     from tfpar.observability.report import views
 
     return views
@@ -85,7 +85,7 @@ def _views() -> _Views:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Plan:
-    """What is fixed of a partitioned program.
+    """Plan by which a program is partitioned.
 
     Attributes:
         mesh: of all ranks; of a pipeline, those of one stage.
@@ -188,7 +188,8 @@ class Plan:
         return self.cost.memory_bytes <= memory_bytes and self.cost.host_bytes <= room
 
     def coordinates(self, rank: int) -> tuple[int, ...]:
-        """Where a rank of the job is on the mesh, of a pipeline on that of its stages."""
+        """Return the coordinates of a rank of the job on the mesh, in a pipeline on that of its
+        stage."""
         if self.stages is not None:
             groups = self.stages.groups(self.mesh.size)
             rank = next(group.index(rank) for group in groups if rank in group)
@@ -252,7 +253,8 @@ class Plan:
     # --- use ---------------------------------------------------------------------
 
     def anchors(self) -> Anchors:
-        """What propagation needs; how graph inputs are fed is the caller's."""
+        """Return the anchors for propagation, without graph inputs, whose specs are the
+        caller's."""
         fixed = {n: v.spec for n, v in self.variables.items() if v.spec is not None}
         slots = {n: v.slots for n, v in self.variables.items() if v.slots is not None}
         return Anchors(variables=fixed, tensors=dict(self.tensors), ops=self.ops, slots=slots)
@@ -323,7 +325,7 @@ class Plan:
     # --- reading -----------------------------------------------------------------
 
     def _known(self, partitioned: PartitionedGraph | None) -> PartitionedGraph | None:
-        """What is given, else what the plan has."""
+        """Return the given partitioned graph, else that of the plan."""
         if partitioned is None:
             return self.partitioned
         return arguments.instance("partitioned", partitioned, PartitionedGraph)
@@ -366,7 +368,7 @@ class Plan:
         return self.summary()
 
     def _repr_html_(self) -> str:
-        """What notebooks show."""
+        """Return the HTML that notebooks show."""
         return _views().notebook(self)
 
     def to_html(
@@ -388,7 +390,8 @@ class Plan:
         return text
 
     def explain(self, name: str, partitioned: PartitionedGraph | None = None) -> str:
-        """Where variable `name` lies and why, who reads it, and what that moves.
+        """Explain the spec of variable `name`: why it is chosen, who reads it, and the collectives
+        that follow.
 
         Args:
             name: the variable's path, or an end of it that is its alone.
@@ -438,7 +441,7 @@ class Plan:
         return _views().layout_map(self, self.partitioned, device_mesh)
 
     def diff(self, other: Plan) -> list[str]:
-        """What differs in `other`, one readable line each; empty for equal plans."""
+        """List the differences of `other`, one readable line each; empty for equal plans."""
         if not isinstance(other, Plan):
             raise arguments.argument_error("other", other, "a Plan; Plan.load(path) reads one")
         return difference(self, other)

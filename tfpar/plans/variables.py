@@ -1,4 +1,4 @@
-"""What a plan says of a variable."""
+"""Variables of a plan: their specs, and the options that were priced."""
 
 from __future__ import annotations
 

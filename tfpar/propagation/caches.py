@@ -1,7 +1,7 @@
-"""What propagation remembers of a graph, whatever the plan.
+"""Memo of propagation, which serves all plans of a graph.
 
 A search propagates thousands of plans of one graph, and most ops run in them as they ran before.
-Each field is one function's memory; the key is all that its answer hangs on.
+Each field is the memo of one function; the key is all that its result depends on.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How one op runs, given the specs that its inputs arrive with.
+"""Decision of how one op runs, given the specs that its inputs arrive with.
 
 Take `y = x @ w`, in factors `i k, k j -> i j`, on two ranks. `x` is float32[8,4] and arrives as
 S(0); `w` is float32[4,6] and arrives as S(1). Along the axis the op may
@@ -50,7 +50,7 @@ FREE = None
 
 @dataclasses.dataclass(frozen=True)
 class OperandState:
-    """What a decision needs to know of an input tensor.
+    """Properties of an input tensor that matter to a decision.
 
     Attributes:
         num_bytes: of the whole tensor.
@@ -78,7 +78,7 @@ class OperandState:
 
 @dataclasses.dataclass(frozen=True)
 class OpStrategy:
-    """How the op runs: one split per axis, and the specs that follow.
+    """Strategy of an op: one split per axis, and the specs that follow.
 
     Attributes:
         splits: per axis a factor with its pattern, REPLICATE or CARRY.
@@ -211,7 +211,8 @@ def strategy_of(
 
 
 def _along(strategy: OpStrategy, axis: int) -> tuple[Split, tuple[int, ...], str]:
-    """How `strategy` runs along one mesh axis, and through which inputs what Partials pass."""
+    """Return the split of `strategy` along one mesh axis, and of a carried Partial its inputs and
+    its reduction."""
     split = strategy.splits[axis]
     return split, *(_carried(strategy.in_specs, axis) if split[0] == CARRY else ((), "sum"))
 

@@ -181,7 +181,7 @@ def _relabels(rule: OpRule) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Meetings:
-    """Where fresh Partials meet in products: `Q @ K^T`, and then the scores times `V`.
+    """Products in which fresh Partials meet: `Q @ K^T`, and then the scores times `V`.
 
     Attributes:
         factors: by (product, fresh Partial that it reads), the factors over which the Partial may

@@ -59,10 +59,10 @@ def propagate(
 
 
 def with_lists_whole(run: Callable[[Whole], T], whole: Whole = frozenset()) -> T:
-    """What `run` gives when the ops that it is called with must not split.
+    """Call `run` with the ops that must not split, and return its result.
 
     It is called anew, from the beginning, with more of them as long as it finds lists that an op
-    cannot take as they were laid.
+    cannot take in the spec that they have.
     """
     while True:
         try:

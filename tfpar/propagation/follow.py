@@ -1,4 +1,4 @@
-"""Which weight an optimizer slot follows.
+"""Links between optimizer slots and the weights whose specs they follow.
 
 A slot (momentum, second moment, a row mean, an average of the weights) has the
 spec of its weight unless the plan says otherwise. The link is read off the graph,

@@ -1,6 +1,6 @@
-"""What cannot move, and what follows where such things exclude each other.
+"""Immovable inputs, and the errors that follow where they exclude each other.
 
-Variables and lists stay as they lie; in the body of a loop or branch nothing crosses ranks.
+Variables and lists keep their specs; in the body of a loop or branch nothing crosses ranks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def check_local(state: PropagationState, tensor: Tensor, need: Spec) -> None:
 
 
 def make_immovable_error(state: PropagationState, op: Op, error: ImmovableInputError) -> Exception:
-    """What to raise where `op` cannot run for what it reads.
+    """Return the exception to raise where `op` cannot run for what it reads.
 
     In a body, `error` itself, for the op around it. Else, if lists stand in the way whose makers
     need not have split, `RetryWithWholeLists`; and if it is variables, what a user can read.

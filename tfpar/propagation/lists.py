@@ -22,7 +22,7 @@ def makes_list(op: Op, rule: OpRule) -> bool:
 
 
 def remaking(op: Op, rule: OpRule, spec: Spec, mesh: Mesh) -> OpStrategy:
-    """How `op` runs to give its list as `spec`."""
+    """Return the strategy with which `op` gives its list as `spec`."""
     out = rule.outputs[0]
     group = rule.linear[0] if rule.linear else rule.monotone
     splits: list[Split] = []

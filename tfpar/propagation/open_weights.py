@@ -67,7 +67,8 @@ def split_opened(
 
 
 def _wanted(view: View, op: Op, axis: int) -> Shard | None:
-    """What comes after `op` wants, if everything that `op` itself reads is whole along `axis`."""
+    """Return the shard that consumers of `op` prefer, if all its inputs are whole along `axis`;
+    else None."""
     specs = (view.specs[t] for t in op.inputs)
     if any(spec is not FREE and not isinstance(spec[axis], Replicate) for spec in specs):
         return None

@@ -20,7 +20,8 @@ from tfpar.spec import Mesh, Spec, SpecError, drop_uneven_shards, local_shape
 def apply_op_plan(
     state: PropagationState, op: Op, planned: OpPlan
 ) -> tuple[Decision, list[Spec]] | None:
-    """How `op` runs as `planned_op`, and the specs to keep its outputs in; None if it cannot."""
+    """Decide `op` as `planned`, and return the specs to keep its outputs in, too; None if it cannot
+    run so."""
     if planned.num_axes == state.mesh.num_axes:
         key = (state.prepared.rules[op], planned, state.mesh)
         known = state.prepared.caches.planned

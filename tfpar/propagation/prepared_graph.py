@@ -1,4 +1,4 @@
-"""What propagation needs to know of a graph and computes once for all plans."""
+"""Prepared graph: all that propagation computes of a graph once for all plans."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class PreparedGraph:
 
     @functools.cached_property
     def slots_apart(self) -> Mapping[str, Tensor]:
-        """What a stand-in for the optimizer computes; see `passes.separate_slots`."""
+        """Tensors of the stand-ins for the optimizer, by weight; see `passes.separate_slots`."""
         return find_separate_slots(self.graph)
 
     @functools.cached_property

@@ -41,7 +41,7 @@ _MAX_ROUNDS = 16
 
 
 def partition_region(state: PropagationState, op: Op) -> tuple[Decision, tuple[int, ...]]:
-    """How the loop, branch or call `op` runs, given the specs that its inputs have.
+    """Decide how the loop, branch or call `op` runs, given the specs that its inputs have.
 
     Returns:
         The decision, and the mesh axes along which it had to run replicated.

@@ -1,4 +1,5 @@
-"""Where variables lie, and what is open: weights that the plan leaves open, and random draws.
+"""Roots, the tensors whose spec is open at first: weights that the plan leaves open, and random
+draws; and the specs of all other variables.
 
 The plan says nothing of this table:
 

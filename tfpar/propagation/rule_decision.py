@@ -1,4 +1,4 @@
-"""How one op runs as its rule has it, on its inputs as they come."""
+"""Decision of how one op runs by its rule, given the specs of its inputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from tfpar.propagation.state import PropagationState
 
 
 def decide_by_rule(state: PropagationState, op: Op) -> Decision:
-    """How `op` runs: the cheapest way, with what readers want of what it makes of nothing.
+    """Decide how `op` runs: the cheapest way; dims that it makes of nothing are split as readers
+    prefer.
 
     Raises:
         CannotHold: its inputs that cannot move exclude every way.

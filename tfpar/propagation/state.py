@@ -1,8 +1,8 @@
-"""How far one pass over a graph has come: a value that each step reads and adds to.
+"""State of one pass over a graph: a value that each step of propagation reads and adds to.
 
-Specs are laid in the order of the graph. Two kinds of tensors wait, *open*, until a reader says how
-it wants them: weights that the plan leaves open, and draws of random numbers. Each of these is a
-*root*; ops that only relabel it (a read, a cast, a transpose) wait with it.
+Tensors get their specs in the order of the graph. Two kinds of tensors wait, *open*, until a reader
+says which spec it needs: weights that the plan leaves open, and draws of random numbers. Each of
+these is a *root*; ops that only relabel it (a read, a cast, a transpose) wait with it.
 """
 
 from __future__ import annotations

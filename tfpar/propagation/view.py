@@ -1,7 +1,7 @@
-"""What a strategy sees of a pass: the graph, the mesh, and what is laid by now.
+"""View of a pass for strategies: the graph, the mesh, and the specs so far.
 
-Strategies (`consumer_spec`, `open_weights`, `generated_dims`, `own_splits`) look and answer; they
-write nothing. A `PropagationState` is a view; a test makes one of three fields.
+Strategies (`consumer_spec`, `open_weights`, `generated_dims`, `own_splits`) read it and answer;
+they write nothing. A `PropagationState` is a view; a test makes one of three fields.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tfpar.spec import Mesh, Spec
 
 
 class View(Protocol):
-    """What strategies may ask."""
+    """View of a pass over a graph, as strategies see it."""
 
     @property
     def prepared(self) -> PreparedGraph:

@@ -90,7 +90,7 @@ def halo_fields(
 
 
 def _roles(notation: str) -> tuple[list[str], str]:
-    """What stands in the notation for each input, and for the output."""
+    """Split the notation into the role of each input, and that of the output."""
     inputs, output = notation.split("->")
     return [operand.strip() for operand in inputs.split(",")], output.strip()
 
@@ -237,7 +237,7 @@ class _Blocks:
     def _exchanged(
         self, ahead: list[Tensor], back: list[Tensor], fill: Any
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """What each block gets from the one before and from the one behind.
+        """Return the rows that each block gets from the one before and from the one behind.
 
         Args:
             ahead, back: rows of each block for the one behind it, and for the one before it.

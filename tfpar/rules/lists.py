@@ -145,7 +145,8 @@ def _length(op: Op, constants: Constants) -> OpRule | None:
 
 @rule("TensorListElementShape")
 def _element_shape(op: Op, constants: Constants) -> OpRule | None:
-    """What a list of lists says, copied: that an element is a scalar. Others are folded."""
+    """Make the rule of an op that reads a list's element shape: of a list of lists it is copied (an
+    element is a scalar). Others are folded."""
     element = _element(op.inputs[0])
     return _rule(op, ". E -> .", element, reduce=_about(element))
 

@@ -1,4 +1,4 @@
-"""What a rule's `lower` sees: the op on one rank, and what splitting did to it."""
+"""View of an op on one rank for the `lower` of its rule: its local inputs, and its splits."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def spatial_factors(rank: int) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class SlidingWindow:
-    """How windows lie along one spatial dim.
+    """Geometry of windows along one spatial dim.
 
     Attributes:
         factor: the name of the dim in notation.

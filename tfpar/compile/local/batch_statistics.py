@@ -126,8 +126,8 @@ class StatisticsSearch:
         return is_made_in_rounds(op, self.axis, self.exact)
 
     def _after(self, op: Op) -> Iterator[Op]:
-        """What reads of `op`, itself or by what runs once a step; not further than an op that runs
-        for each microbatch, or ends it."""
+        """Yield the readers of `op`, direct or through ops that run once a step; not further than
+        an op that runs for each microbatch, or ends it."""
         seen: set[Op] = set()
         waiting = [op]
         while waiting:
@@ -171,7 +171,7 @@ class StatisticsSearch:
         return False
 
     def _trained(self) -> set[Op]:
-        """What depends on a variable."""
+        """Return the ops that depend on a variable."""
         handles = self.program.graph.variable_of()
         found: set[Op] = set()
         for op in self.program.graph.ops:
@@ -180,7 +180,7 @@ class StatisticsSearch:
         return found
 
     def _each(self, sums: set[Op]) -> set[Op]:
-        """What runs for each microbatch if these sums stay within it."""
+        """Return the ops that run for each microbatch if these sums stay within it."""
         found: set[Op] = set()
         for op in self.program.graph.ops:
             if self.is_each(op) or (

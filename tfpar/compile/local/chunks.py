@@ -77,7 +77,8 @@ def split_batch(
 def chunked_anchors(
     partitioned: PartitionedGraph, anchors: Anchors, batched: Collection[Tensor]
 ) -> Anchors:
-    """What propagation with chunks starts from: variables as they lie, `batched` inputs cut.
+    """Return the anchors of propagation with chunks: variables as they are placed, `batched` inputs
+    cut.
 
     Args:
         partitioned: the same step without chunks, from `anchors`.

@@ -35,14 +35,14 @@ them through all passes, so that their order can be compared with that of the st
 
 
 class StagePass(NamedTuple):
-    """Where and when an op of a step in stages runs: at which stage, and in which of its passes."""
+    """Stage at which an op of a pipeline runs, and pass of that stage."""
 
     stage: int
     backward: bool = False
 
 
 class LocalLayout(NamedTuple):
-    """How a local tensor lies: the shape of the whole, and its spec."""
+    """Layout of a local tensor: the shape of the whole, and its spec."""
 
     shape: Shape
     spec: Spec

@@ -104,7 +104,8 @@ class _Writer(RankLocalAxis):
         self._returned = set(program.graph.outputs)
 
     def combined(self, tensor: Tensor, reduction: str) -> Tensor:
-        """What has been added up from call to call, where it was."""
+        """Return the value that was accumulated from call to call, if it was; else combine the
+        parts."""
         summed = self._sums.get((tensor, reduction))
         return super().combined(tensor, reduction) if summed is None else summed
 
@@ -137,7 +138,7 @@ class _Writer(RankLocalAxis):
         self._place(first, self.program.places.get(op))
 
     def _place(self, first: int, place: StagePass | None) -> None:
-        """What has been emitted from the op at `first` on runs at `place`."""
+        """Assign the ops emitted from `first` on to `place`."""
         if place is not None:
             emitted = (op for op in self.build.graph.ops[first:] if op.type not in CONSTANTS)
             self.places.update(dict.fromkeys(emitted, place))
@@ -199,7 +200,7 @@ class _Writer(RankLocalAxis):
         return bodies
 
     def _again(self, cut: RoundTasks, key: TaskKey) -> list[Op]:
-        """What a backward pass runs again of the forward pass of its stage, to read it."""
+        """Return the forward ops of its stage that a backward pass runs again, to read them."""
         if not self._recompute or key.kind == "F":
             return []
         read = {t.op for op in cut.members[key] for t in op.inputs}
@@ -215,12 +216,14 @@ class _Writer(RankLocalAxis):
         return self.meets(op) and op.type in ("AllReduce", "ReduceScatter") and tensor.is_static
 
     def _awaited(self, ops: Sequence[Op], before: Op | None) -> list[Op]:
-        """What a call of `ops` waits for: that `before` it on its ranks, and all they wait for."""
+        """Return the ops that a call of `ops` waits for: that `before` it on its ranks, and all
+        they wait for."""
         outside = dict.fromkeys(c for op in ops for c in op.control if c in self.rounds.once)
         return [*([before] if before else []), *self._ran(outside)]
 
     def _ran(self, ops: Iterable[Op]) -> list[Op]:
-        """What ends last of all that runs `ops` of the program."""
+        """Return the last op that runs each of `ops` of the program, and those that run it
+        again."""
         return list(
             dict.fromkeys(o for op in ops for o in (self.ops[op][-1], *self._repeats.get(op, ())))
         )
@@ -252,7 +255,7 @@ class _Writer(RankLocalAxis):
         return StagePass(task.stage, task.kind != "F") if self.program.places else None
 
     def _start(self, summed: tuple[Tensor, str]) -> Tensor:
-        """What a sum begins with."""
+        """Emit the initial value of a sum."""
         tensor, reduction = summed
         dtype = sum_dtype(operand_of(tensor))
         self.build.name = f"{tensor.op.name}/sum"

@@ -1,7 +1,8 @@
-"""What a job runs: a local program for each group of ranks.
+"""Programs of a job: a local program for each group of ranks.
 
-A step that all ranks run alike is one group. Where parts of a step have ranks of their own, each
-part is a program, and what one needs of another is sent (`compile.local.transfers`).
+The ranks of a step that all of them run in the same way are one group. Where stages of a step have
+ranks of their own, each is a program, and what one needs of another is sent
+(`compile.local.transfers`).
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class ProgramSet:
         return self.stages.get(self.group_of(rank), ())
 
     def channels(self) -> list[Channel]:
-        """What goes between ranks by `Send` and `Recv`.
+        """Match what ranks send with what they receive, by `Send` and `Recv`.
 
         Raises:
             RuntimeMismatchError: names the first transfer of which one end is missing, or is

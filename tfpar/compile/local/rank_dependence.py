@@ -58,7 +58,8 @@ def _is_each_ranks_own(graph: Graph, op: Op) -> bool:
 
 
 def _axes(op: Op, found: Mapping[Op, Axes]) -> Axes:
-    """Where ranks differ in an op, given where they do in what it reads."""
+    """Return the mesh axes along which ranks differ in an op, given those of the ops that it
+    reads."""
     read = op.inputs
     if op.type not in VARIABLE_READS | REGIONS:
         # What ranks share they give the same value, even where each has computed it.
@@ -71,7 +72,7 @@ def _axes(op: Op, found: Mapping[Op, Axes]) -> Axes:
 
 
 def find_body_inputs(graph: Graph) -> set[Tensor]:
-    """What loops, branches, calls and tasks take, but regions that ranks may share.
+    """Find the inputs of loops, branches, calls and tasks, but not of regions that ranks may share.
 
     Variables among it stay with each rank.
     """

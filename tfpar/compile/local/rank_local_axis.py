@@ -49,7 +49,7 @@ class NotRepeatableError(Exception):
 
 
 class Repetition:
-    """What is known of the ops of a program when they run more than once.
+    """Properties of the ops of a program that matter when they run more than once.
 
     Args:
         program: its last mesh axis are the parts.
@@ -187,7 +187,7 @@ class RankLocalAxis:
         return [self.build.cast(combined, tensor.dtype)] * self.parts
 
     def combined(self, tensor: Tensor, reduction: str) -> Tensor:
-        """What the parts of `tensor` come to, in the precision in which they were computed."""
+        """Combine the parts of `tensor`, in the precision in which they were computed."""
         parts = self.tensors[tensor]
         if all(map(is_narrowed, parts)):  # for the wire, not for the sum
             parts = [part.op.inputs[0] for part in parts]

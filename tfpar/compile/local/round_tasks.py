@@ -1,4 +1,4 @@
-"""Which task runs which op of a round, and in which order the calls come.
+"""Assignment of the ops of a round to tasks, and the order of their calls.
 
 The ops that run for each microbatch on the way up through a stage are its F, those on the way down
 its B (`compile.local.microbatch_rounds`). Where the schedule has the halves of B: what only sums

@@ -1,4 +1,4 @@
-"""What several ranks of a stage hold alike goes to the next stage in slices.
+"""Scatter/gather transfers: a tensor that is replicated in its stage goes to the next in slices.
 
     stage 0, ranks 0 and 1                  stage 1, ranks 2 and 3
     h, the same on both

@@ -44,7 +44,7 @@ from tfpar.spec import TfparError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PipelineLowering:
-    """How a step runs in stages.
+    """Lowering of a step to a pipeline: the stage of each op, and the schedule.
 
     Attributes:
         places: of all ops of the step.
@@ -140,7 +140,7 @@ class _Actor:
             self.shapes[own] = self.program.shapes[tensor]
 
     def awaited(self) -> list[Op]:
-        """What has to end before a tensor is asked for that the next op reads."""
+        """Return the calls that must have ended before the next op's tensors are received."""
         return self.calls[-1 - RECEIVE_AHEAD : -RECEIVE_AHEAD]
 
     def finish(self, kept: Iterable[Tensor]) -> LocalProgram:

@@ -86,6 +86,7 @@ class SubBatchBodies:
 
 
 def constant_of_sub_batch(op: Op, part: int, parts: int) -> list[np.ndarray]:
-    """What a constant of ranks is for the ranks of the mesh, in one of their parts."""
+    """Return the values of a constant that differs by rank, for one part of each rank of the
+    mesh."""
     values: list[np.ndarray] = op.attrs["values"]
     return values[part::parts]

@@ -33,7 +33,7 @@ class TaskBody:
 
     @property
     def carried(self) -> tuple[tuple[int, int], ...]:
-        """Where the sums are among the arguments, and among the results."""
+        """Return the positions of each sum, among the arguments and among the results."""
         first, made = len(self.read), len(self.made)
         return tuple((first + i, made + i) for i in range(len(self.sums)))
 
@@ -81,7 +81,8 @@ class TaskBody:
 
 
 def operand_of(tensor: Tensor) -> Tensor:
-    """What is added up for `tensor`: as it was before it was narrowed to be carried."""
+    """Return the tensor that is added up for `tensor`: as it was before it was narrowed to be
+    carried."""
     return tensor.op.inputs[0] if is_narrowed(tensor) else tensor
 
 

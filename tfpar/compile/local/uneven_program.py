@@ -144,7 +144,7 @@ def _places(graph: Graph) -> dict[Tensor, tuple[int, int]]:
 
 
 def _values(op: Op, ranks: int) -> Sequence[np.ndarray]:
-    """What a constant is on each rank."""
+    """Return the value of a constant on each rank; empty for other ops."""
     values: Sequence[np.ndarray] = op.attrs["values"] if op.type == "RankConst" else ()
     return values or [op.attrs["value"]] * ranks
 

@@ -66,7 +66,7 @@ def emit_uneven_step(
 
 
 class _Cut:
-    """How the uneven axis cuts a dim, of which a rank has `length` before.
+    """Cut of a dim along the uneven axis; a rank has `length` of it before.
 
     Attributes:
         at: the dim that is cut, once what is before it in a strided one is apart (`opened`).

@@ -101,7 +101,7 @@ def compile_regions(
 def _regions(
     graph: Graph, taken: Collection[Op], reads: Mapping[Op, Sequence[Op]], axes: dict[Op, Axes]
 ) -> list[list[Op]]:
-    """What may be regions: the ops of one turn in which the same ranks differ."""
+    """Return candidates for regions: the ops of one turn in which the same ranks differ."""
     turns = _turns(graph, taken, reads, axes)
     found: dict[tuple[_Turn, Axes | None], list[Op]] = {}
     for op in graph.ops:
@@ -289,7 +289,7 @@ def _replace(
     shapes.update((new, shapes[old]) for old, new in results.items() if old in shapes)
 
     def instead(op: Op) -> Op:
-        """What runs where `op` did."""
+        """Return the op that runs in place of `op`."""
         region = region_of.get(op)
         return op if region is None else written[region].call
 
@@ -421,7 +421,7 @@ class _Functions:
         self._names: dict[Hashable, FunctionRef] = {}
 
     def name_of(self, body: Graph) -> FunctionRef:
-        """What a function is called that computes what `body` does, which is added if need be."""
+        """Return the name of the function that computes `body`, which is added if need be."""
         signature = _signature(body)
         if signature not in self._names:
             name = self._names[signature] = FunctionRef(f"xla{len(self.graph.functions)}")

@@ -151,7 +151,7 @@ class _Writer:
         return graph
 
     def _there(self, op: Op) -> Iterator[Op]:
-        """What whoever waits for `op` waits for."""
+        """Yield the ops that run in place of `op`, or itself: those to wait for."""
         if op not in self._instead:
             yield op
         else:
@@ -195,7 +195,7 @@ class _Writer:
         self._ops.append(op)
 
     def _store(self, last: Op, handle: Tensor) -> Op:
-        """What writes a slot for the last time in a step, where `last` did."""
+        """Return the op that writes a slot for the last time in a step, in place of `last`."""
         store = last
         if handle in self._whole:
             value = self._values[handle]

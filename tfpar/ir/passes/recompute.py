@@ -63,7 +63,7 @@ def _fed(graph: Graph) -> frozenset[Op]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Block:
-    """What is computed again of one block.
+    """Recomputation of one block.
 
     Attributes:
         ops: what is cloned, in graph order.

@@ -1,5 +1,5 @@
-"""What the backward pass reads again of a block, a set of forward ops: when, and how it is made to
-read something else."""
+"""Rereads: tensors of a block, a set of forward ops, that the backward pass reads again; when it
+does, and rewiring of it to read other tensors."""
 
 from __future__ import annotations
 

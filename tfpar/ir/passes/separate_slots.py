@@ -48,5 +48,6 @@ def separate_slots(
 
 
 def find_separate_slots(graph: Graph) -> Mapping[str, Tensor]:
-    """What the optimizer computes of each weight whose slots lie by themselves, by its name."""
+    """Find the tensor that stands for the optimizer's work on each weight whose slots are sharded
+    separately, by the weight's name."""
     return {str(op.attrs[_MARK]): op.outputs[0] for op in graph.ops if _MARK in op.attrs}

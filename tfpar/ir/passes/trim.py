@@ -53,7 +53,7 @@ _REASON_OF = {op_type: reason for reason, types in _TYPES.items() for op_type in
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrimResult:
-    """What trimming gives.
+    """Result of trimming.
 
     Attributes:
         graph: the step alone; its ops are copies.
@@ -180,7 +180,7 @@ class _Trim:
         return result
 
     def _stand_ins(self) -> dict[Op, dict[Op, None]]:
-        """What is waited for in place of an op that is gone (an ordered set).
+        """Return the ops to wait for in place of each op that is gone (an ordered set).
 
         Nobody needs to wait for a constant either, only for what it waits for. Only for ops that
         one that stays waits for: most that are gone are backward ops that no one asks for.
@@ -204,7 +204,7 @@ class _Trim:
         return stand_ins
 
     def _before(self, op: Op) -> Iterable[Op]:
-        """What an op that is given up would run after."""
+        """Yield the ops after which an op that is given up would run."""
         yield from op.control
         if op not in self.needed:
             yield from (t.op for t in op.inputs)

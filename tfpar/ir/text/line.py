@@ -148,7 +148,7 @@ class LineCursor:
         return self.name()
 
     def inputs(self) -> tuple[list[Reference], list[Reference]]:
-        """What stands before the semicolon, and behind it."""
+        """Read the inputs before the semicolon, and the control inputs behind it."""
         self.take("(")
         found: list[list[Reference]] = []
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""How names, types and attribute values are written.
+"""Text form of names, types and attribute values.
 
 | value | text |
 | --- | --- |

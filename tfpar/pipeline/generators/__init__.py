@@ -123,7 +123,7 @@ def name_of(schedule: Schedule) -> str:
 
 
 def stages_of_each(name: str, virtual_stages: int | None) -> int:
-    """How many stages each actor has in a schedule of this family.
+    """Return the number of stages of each actor in a schedule of this family.
 
     Raises:
         ArgumentError: more or fewer than it can have.

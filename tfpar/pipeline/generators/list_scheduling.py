@@ -22,7 +22,7 @@ from tfpar.spec import ScheduleError
 
 @dataclasses.dataclass(frozen=True)
 class StageDurations:
-    """What a stage takes of a microbatch.
+    """Durations of a stage's tasks for a microbatch, and the memory that it saves for it.
 
     Attributes:
         seconds: of F and B or, with halves, of F, I and W.
@@ -35,7 +35,7 @@ class StageDurations:
     kept_for_weights: float | None = None
 
     def held_after(self, kind: Kind) -> float:
-        """What is still kept of a microbatch when its task ends."""
+        """Return the memory that is still saved for a microbatch when its task ends."""
         for_weights = self.kept if self.kept_for_weights is None else self.kept_for_weights
         return {"F": self.kept, "I": for_weights}.get(kind, 0)
 
@@ -45,7 +45,7 @@ class TooLate(ScheduleError):
 
 
 class Rule(NamedTuple):
-    """Which task an actor takes.
+    """Priority rule by which an actor chooses its next task.
 
     Attributes:
         kinds: F, B (or I) and W; the first goes before the others.
@@ -183,8 +183,8 @@ class _Listing:
         self._next[task.kind, task.stage] = task.micro + 1
 
     def _choice(self, actor: int) -> _Candidate | None:
-        """What an actor runs next: the first of its candidates in their order that need not be
-        waited for, but for a part of the time that another would take."""
+        """Choose the next task of an actor: the first of its candidates in their order that need
+        not be waited for, but for a part of the time that another would take."""
         found = [c for c in self._candidates(actor) if c is not None]
         if not found:
             return None

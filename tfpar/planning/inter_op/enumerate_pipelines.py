@@ -69,7 +69,8 @@ fit to be searched, where other numbers have some."""
 
 
 def numbers_of_stages(mesh: Mesh, least: int = 1) -> tuple[int, ...]:
-    """How many equal stages the ranks of `mesh` can be divided among."""
+    """Return the numbers of equal stages, at least `least`, that the ranks of `mesh` divide
+    into."""
     return tuple(n for n in range(least, mesh.size + 1) if mesh.size % n == 0 and _divides(mesh, n))
 
 
@@ -209,7 +210,8 @@ class EnumeratePipelines(Placing):
 
     @property
     def _shortfall(self) -> float:
-        """How many times as long as estimated a step took at least."""
+        """Return the least ratio so far of a step's seconds to their estimate; 1 if there is
+        none."""
         return min(self._shortfalls, default=1.0)
 
     def _plan_or_defer(self, number: int) -> Iterator[Proposal]:
@@ -235,7 +237,7 @@ class EnumeratePipelines(Placing):
             self._deferred[number] = Deferred(estimates[at], tries)
 
     def _in_order(self) -> Iterator[tuple[int, Deferred]]:
-        """What was deferred, as it is to be planned."""
+        """Yield the deferred numbers of stages in the order in which they are to be planned."""
         left = dict(self._deferred)
         while left:
             estimates = {number: later.estimate for number, later in left.items()}
@@ -408,8 +410,8 @@ def _tries(
 
 
 def _even(cuts: Sequence[int], most: int, size: int) -> int:
-    """How many microbatches there are to be: `most` or up to half as many, whose samples most ranks
-    of a stage can share evenly."""
+    """Choose a number of microbatches, `most` or up to half as many, whose samples most ranks of a
+    stage can share evenly."""
     near = [m for m in cuts if most < 2 * m <= 2 * most] or [max(m for m in cuts if m <= most)]
     return max(near, key=lambda m: (math.gcd(size, cuts[-1] // m), m))
 

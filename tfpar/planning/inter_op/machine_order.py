@@ -69,7 +69,7 @@ class ActorSlots:
 
 @dataclasses.dataclass(frozen=True)
 class PlacementWorkload:
-    """What of a step decides where its stages are best.
+    """Workload of a step by which the machines of its stages are chosen.
 
     Attributes:
         seconds: of all forward and backward passes on one device of a part of the cluster.

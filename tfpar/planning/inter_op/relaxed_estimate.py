@@ -86,8 +86,8 @@ def estimate_relaxed(
 def _seconds_of_passes(
     plan: Plan, problem: Problem, kinds: Mapping[Cluster, int], parts: int, recompute: bool
 ) -> float:
-    """What all passes of a step take in so many microbatches, if sets of ranks share them by their
-    speeds."""
+    """Return the seconds of all passes of a step in so many microbatches, if actors share them by
+    their speeds."""
     assert plan.cost is not None, "it is priced"
     with collection_paused():
         step = _folded_step(plan, problem)

@@ -156,7 +156,8 @@ def _with_variables(
 
 
 def _laid(plan: Plan | None, ops: Sequence[Op]) -> PricedAssignment | None:
-    """Where ops are that an earlier plan has in stages, and what these hold."""
+    """Return the stages of the ops in an earlier plan, with the cost of these; None if it has no
+    priced stages."""
     stages = None if plan is None else plan.stages
     if stages is None or stages.cost is None:
         return None
@@ -185,7 +186,7 @@ class _Uncut:
 
     @functools.cached_property
     def alone(self) -> SingleDeviceProfile:
-        """What its ops take on one device."""
+        """Profile the ops on one device."""
         return SingleDeviceProfile(prepare(self.graph), self.roles)
 
 

@@ -54,7 +54,7 @@ def find_planner(planner: Planner | str | None, level: int | None = None) -> Pla
 
 
 def make_budget(planner: Planner | None, search_seconds: float | None) -> Budget:
-    """What a search of `planner` may take.
+    """Return the budget of a search of `planner`.
 
     Raises:
         ArgumentError: no time at all, or nothing is searched.

@@ -52,7 +52,7 @@ class LayoutSource(Protocol):
         ...
 
     def lighter(self, plan: Plan, fit: MemoryFit) -> Plan:
-        """What other moves make of a plan as it runs."""
+        """Apply the other moves to a plan as it runs."""
         ...
 
 

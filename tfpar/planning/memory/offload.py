@@ -1,4 +1,5 @@
-"""What of a step lies in host memory between its uses (see `ir.passes.offload_slots`)."""
+"""Offload: selection of slots and activations that stay in host memory between their uses (see
+`ir.passes.offload_slots`)."""
 
 from __future__ import annotations
 

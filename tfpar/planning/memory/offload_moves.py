@@ -26,8 +26,8 @@ from tfpar.spec import replicated_spec
 
 @dataclasses.dataclass(frozen=True)
 class OffloadActivations:
-    """What blocks keep, offloaded: of as few blocks as it takes to fit, and slots besides if it is
-    not enough.
+    """Move that offloads the saved activations of as few blocks as it takes to fit, and slots
+    besides if it is not enough.
 
     Attributes:
         layout: a priced plan that has nothing offloaded.

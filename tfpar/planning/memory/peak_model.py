@@ -1,4 +1,4 @@
-"""What a step stores at its peak, as searches take it before its graph is looked at op by op."""
+"""Model of a step's peak memory, for searches that do not look at its graph op by op."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tfpar.cost.cost import Cost
 
 @dataclasses.dataclass(frozen=True)
 class PeakMemoryModel:
-    """How the sums of activations and gradients come to what is stored at once.
+    """Estimate of the peak bytes of a step from its sums of activations and gradients.
 
     The backward pass frees activations while it makes gradients. So at its peak a step stores the
     larger of the two sums, and a part of the smaller one: little where layers are alike, nearly all
@@ -53,7 +53,7 @@ class PeakMemoryModel:
         )
 
     def live_bytes(self, cost: Cost) -> float:
-        """What a step in one piece with these sums stores at its peak, variables left out."""
+        """Return the peak bytes of a step in one piece with these sums, variables left out."""
         less, more = sorted((cost.gradient_bytes, cost.activation_bytes))
         kept = self.of_more * more + self.of_less * less + self.copied + self.gathered
         return kept + self.besides

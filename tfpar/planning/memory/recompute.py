@@ -1,4 +1,5 @@
-"""Which blocks of a model are computed again in the backward pass (see `ir.passes.recompute`).
+"""Recomputation: selection of blocks that are run again in the backward pass (see
+`ir.passes.recompute`).
 
 Candidates are the instances of shared subgraphs (TAP §IV-C): the layers of a transformer. They are
 called after their weights, whose paths are the same in every process; other parts of a model are
@@ -25,7 +26,7 @@ from tfpar.spec import PlanError, SpecError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Blocks:
-    """What can be computed again of a step.
+    """Blocks and scopes of a step that can be recomputed.
 
     Attributes:
         repeats: names of blocks that are alike, in the order in which they run.
@@ -165,7 +166,7 @@ def with_changed_graph(problem: Problem, graph: Graph) -> Problem:
 
 
 def _name(block: Sequence[GraphNode], paths: Sequence[str]) -> str:
-    """What the paths of a block's weights, and of no others, begin with; else its first layer."""
+    """Return the common prefix of a block's weights that no others have; else its first layer."""
     own = list(dict.fromkeys(w.name for node in block for w in node.weights))
     shared = os.path.commonprefix([f"{path.rpartition('/')[0]}/" for path in own]).rstrip("/_")
     others = (p for p in paths if p not in own and p.startswith(shared))

@@ -254,7 +254,8 @@ def _staged(plan: Plan) -> PipelineCost:
 
 
 def _excess(plan: Plan) -> float:
-    """What a rank holds beyond what it may, of the stage that lacks most, host memory included."""
+    """Return the bytes that a rank of the most overfull stage holds beyond its memory, host
+    included."""
     return max(0.0, *(s.excess_bytes + s.host_excess_bytes for s in _staged(plan).stages))
 
 

@@ -142,7 +142,8 @@ def balanced_bounds(
 
 
 def _stages_filled(seconds: float, most_seconds: float, together: Sequence[float]) -> int:
-    """How many stages it takes, one at least.
+    """Count the stages that so many seconds of work fill, one at least, if none takes more than
+    `most_seconds`.
 
     Args:
         together: what one stage, two, ... do together in the time that one of pace 1 does 1.

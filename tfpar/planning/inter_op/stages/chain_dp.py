@@ -1,4 +1,4 @@
-"""What sends least of units in the order that they have: no solver is needed.
+"""Exact minimum of the traffic between stages for units in a chain, by dynamic programming.
 
 Stages are runs of units then. A stage of the units from `start` to `end` receives the same whatever
 the other stages are:

@@ -1,4 +1,4 @@
-"""What each op of a step takes on one device, and how much longer stages on other devices take."""
+"""Seconds of each op of a step on one device, and the slowdown of stages on other devices."""
 
 from __future__ import annotations
 

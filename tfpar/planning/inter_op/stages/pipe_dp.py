@@ -46,7 +46,7 @@ class ChainLayer:
 
 @dataclasses.dataclass(frozen=True)
 class StageDevice:
-    """What a stage runs on.
+    """Device of a stage: its speed, its memory, and its link to the next stage.
 
     Attributes:
         speed: relative to the device that `ChainLayer.seconds` are of.
@@ -110,7 +110,8 @@ def try_pipe_dp(
     *,
     in_flight: Sequence[int] | None = None,
 ) -> LayerAssignment | None:
-    """What `pipe_dp` returns; None if nothing fits, which it takes a second program to explain.
+    """Return the assignment of `pipe_dp`, or None if nothing fits, which it takes a second program
+    to explain.
 
     Raises:
         PlanError: there are more stages than layers.

@@ -44,7 +44,7 @@ class LayerCut(NamedTuple):
 
 
 class PipeDpTable:
-    """What runs of layers take in each stage.
+    """Table of the seconds and bytes of runs of layers in each stage.
 
     Args:
         seconds, fixed, kept, sent: of each layer, as those of `layers.Layer`.
@@ -138,7 +138,8 @@ class PipeDpTable:
         return float(least[-1])
 
     def _between(self, low: float, high: float) -> Floats:
-        """What runs of layers take in any stage, above one and up to the other: in order."""
+        """Return the distinct seconds of runs of layers in any stage, above `low` and up to `high`,
+        in order."""
         found = [runs[(runs > low) & (runs <= high)] for runs in self._runs.values()]
         return np.unique(np.concatenate(found))
 

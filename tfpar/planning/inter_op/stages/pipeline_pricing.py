@@ -1,4 +1,4 @@
-"""What a plan with stages costs."""
+"""Pricing of plans with stages."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class PipelinePricer:
         among: Sequence[int] = (),
         mesh: UnevenMesh | None = None,
     ) -> PipelineCostModel:
-        """What its stages cost with the microbatches and sets of ranks of `plan`.
+        """Return the cost model of its stages with the microbatches and actors of `plan`.
 
         Args:
             plan: that was cut, maybe with another schedule, or with recomputed stages.

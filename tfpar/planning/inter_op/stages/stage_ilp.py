@@ -307,6 +307,6 @@ class StageIlp:
         return total
 
     def _taken(self, k: int, seconds: float) -> _Sum:
-        """What the units in stage k take at its pace, in so many seconds."""
+        """Return the time of the units in stage k at its pace, in units of `seconds`."""
         working = ((i, unit.seconds) for i, unit in enumerate(self.graph.units) if unit.seconds)
         return self._within(k, {i: own * self.paces[k] / seconds for i, own in working})

@@ -261,7 +261,7 @@ def _name(part: Sequence[Op]) -> str:
 
 
 def _flows(graph: Graph, roles: Roles, unit_of: Mapping[Op, int]) -> tuple[Flow, ...]:
-    """What units read of each other; tensors of the same maker and readers as one."""
+    """Return the flows between units; tensors of the same maker and readers are one flow."""
     consumers = graph.consumers()
     weights = {v.handle for v in graph.variables if v.trainable}
     trained: set[Op] = set()  # gradients come back to what depends on weights

@@ -53,7 +53,7 @@ class AlpaStage(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class AlpaPlan:
-    """What Alpa's two levels find.
+    """Plan of Alpa's two levels: stages, each on a submesh, and their microbatch.
 
     Attributes:
         stages: in order; they take the ranks of the cluster one after the other.
@@ -117,7 +117,7 @@ class _Priced(NamedTuple):
 
 
 class SubmeshCosts:
-    """What runs of layers take on submeshes: the inner level.
+    """Costs of runs of layers on submeshes: the inner level.
 
     Args:
         shape: the only one that a submesh may have, if any.

@@ -1,4 +1,4 @@
-"""What a plan of Alpa's takes on the machines that there are, which need not be alike."""
+"""Simulation of Alpa's plans on the cluster as it is, with machines that may differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What others choose, in the same space and priced the same way: to compare with."""
+"""Baselines: choices of other systems in the same space, priced the same way."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def random_search(
 
 
 def alpa(model: StrategyProblem, equal: bool = False) -> AlpaPlan:
-    """What Alpa's two levels find, to which all machines are as the slowest device and link.
+    """Plan by Alpa's two levels, as if every device and link were the slowest one of the cluster.
 
     Args:
         equal: all stages have submeshes of one shape.

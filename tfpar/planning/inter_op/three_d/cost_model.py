@@ -1,4 +1,4 @@
-"""What a strategy takes: by the formulas that rank, and by the simulation that decides.
+"""Cost of a strategy in three dimensions: formulas that rank, and the simulation that decides.
 
 auto3d, §4.2-4.3, for K stages, M microbatches, and dp copies of the pipeline:
 
@@ -187,7 +187,8 @@ def _copies(model: StrategyProblem, strategy: Strategy3D) -> list[_Copy]:
 
 
 def _cost(model: StrategyProblem, strategy: Strategy3D, stage: int) -> StageProfile:
-    """What a stage stores, and the sum of its gradients; without its passes."""
+    """Return the memory of a stage and the seconds of the sum of its gradients, without its
+    passes."""
     costs = [model.table.cost_of(layer, strategy.layout) for layer in strategy.runs[stage]]
     return StageProfile(
         {},
@@ -201,7 +202,8 @@ def _cost(model: StrategyProblem, strategy: Strategy3D, stage: int) -> StageProf
 def _sent(
     model: StrategyProblem, strategy: Strategy3D
 ) -> tuple[tuple[StageLink, ...], StageNetwork | None]:
-    """What goes from each stage to the next and back, and over which links."""
+    """Return the bytes sent from each stage to the next and back, and the network that they
+    pass."""
     size = strategy.data * strategy.tensor
     links = []
     for s, run in enumerate(strategy.runs[:-1]):

@@ -22,7 +22,7 @@ from tfpar.spec.arguments import argument_error, finite
 
 
 class ProfileKey(NamedTuple):
-    """What the time of a layer depends on.
+    """Key of a layer's profile: all that its time depends on.
 
     Attributes:
         device: its name.
@@ -38,7 +38,7 @@ class ProfileKey(NamedTuple):
 
 
 class LayerLayout(NamedTuple):
-    """How the ranks of a stage share out its layers, and a microbatch of each copy.
+    """Layout of a stage's layers over its ranks, and the microbatch of each copy.
 
     Attributes:
         data: copies of the stage, which share the batch.
@@ -141,7 +141,7 @@ class Kind(Protocol):
         ...
 
     def cost(self, layout: LayerLayout) -> LayerCost:
-        """What it costs, on the devices that there are times for."""
+        """Return its cost on the devices that there are times for."""
         ...
 
 
@@ -247,7 +247,7 @@ class LayerType:
         return self._case(device, layout) in self.seconds
 
     def _case(self, device: str, layout: LayerLayout) -> ProfileKey:
-        """What its time depends on: nothing of experts if it has none."""
+        """Return the key of its profile; experts count only if it has some."""
         experts = layout.experts if self.experts is not None else 1
         return ProfileKey(device, layout.tensor, layout.microbatch, experts)
 

@@ -1,4 +1,5 @@
-"""What searches have in common: points priced once each, bounds, and the decision at the end."""
+"""Evaluation of strategies, common to all searches: points priced once each, lower bounds, and the
+decision at the end."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ class StrategyCandidate:
 
 @dataclasses.dataclass(frozen=True)
 class StrategySearchResult:
-    """What a search chose.
+    """Result of a strategy search: the best strategy, the finalists, and whether it is proven
+    optimal.
 
     Attributes:
         best: the strategy that is fastest as simulated.
@@ -97,7 +99,8 @@ class Evaluation:
     def chosen(
         self, patience: float = PATIENCE, over: Callable[[], bool] = lambda: False
     ) -> StrategySearchResult:
-        """What a search ends with that has priced these points: the fastest of them as simulated.
+        """Choose the point that is fastest as simulated, which ends a search that has priced these
+        points.
 
         Those with the least bound are simulated first, until the next one cannot be better.
 

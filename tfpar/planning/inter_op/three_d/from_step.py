@@ -291,8 +291,8 @@ def _is_sum(exchange: LayerExchange) -> bool:
 
 
 def _exchanges(step: TaskPartition) -> dict[tuple[int, str], list[LayerExchange]]:
-    """What ranks exchange, by layer and by when: in the passes F and B of a microbatch, or once a
-    step: "sums" and "gathers". Those that run at the same time are one."""
+    """Collect the exchanges of ranks, by layer and by when: in the passes F and B of a microbatch,
+    or once a step: "sums" and "gathers". Those that run at the same time are one."""
     together: dict[tuple[int, str, PackingKey], float] = {}
     found: dict[tuple[int, str], list[LayerExchange]] = {}
     for communication in step.laid.communications(step.roles.wire_dtypes):

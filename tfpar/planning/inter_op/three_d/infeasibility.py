@@ -1,4 +1,5 @@
-"""What is said where no strategy fits: by how much the nearest does not, and what would help."""
+"""Error for a cluster on which no strategy fits: by how much the nearest one exceeds memory, and
+what would help."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from tfpar.spec import PlanError
 
 @dataclasses.dataclass(frozen=True)
 class StrategyProblem:
-    """What is trained, and where.
+    """Problem of a strategy search: the costs of a model's layers, the cluster, and the batch.
 
     Attributes:
         batch: samples of a step, of all copies together.

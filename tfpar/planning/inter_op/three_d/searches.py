@@ -31,7 +31,7 @@ def ranked_strategies(
     seconds: float = math.inf,
     progress: Progress | None = None,
 ) -> list[Ranked]:
-    """What a search comes upon and simulates, the fastest first.
+    """Run a search and return the strategies that it simulates, the fastest first.
 
     Args:
         search: "anneal", "exhaustive", "random", "alpa" or "megatron".

@@ -1,4 +1,4 @@
-"""What the parts of a strategy take, in seconds: passes, sums of gradients, transfers."""
+"""Terms of a strategy's time, in seconds: passes, sums of gradients, transfers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def _computed(
     names: Iterable[str],
     of_devices: Callable[[Iterable[float]], float],
 ) -> Passes:
-    """What a layer computes of a microbatch: the longest, or the shortest, of some devices."""
+    """Return the compute time of a layer for a microbatch: the longest, or the shortest, of some
+    devices."""
     each = [model.table.passes(kind, name, strategy.layout) for name in names]
     return Passes(
         of_devices(passes.forward for passes in each),
@@ -71,7 +72,7 @@ def _computed(
 
 
 def layer_seconds(model: StrategyProblem, strategy: Strategy3D, stage: int) -> list[float]:
-    """What each layer of the model takes of a microbatch, both passes, on the ranks of a stage."""
+    """Return the seconds of each layer for a microbatch, both passes, on the ranks of a stage."""
     cluster = one_ring(model.cluster)
     known: dict[str, float] = {}
     for layer, name in enumerate(model.table.layers):

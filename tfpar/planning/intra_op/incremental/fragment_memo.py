@@ -1,8 +1,8 @@
-"""What a run of ops gives in certain surroundings, and how that is found again.
+"""Memo of propagated segments, keyed by the specs that they read from outside.
 
 Propagating through a segment reads some specs from outside of it, one after the other; runs that
-read the same give the same (`propagation.memo_trie`). Here a tensor that is not laid yet has its
-own place in the trie, and what a segment finds is what segments before it made.
+read the same give the same (`propagation.memo_trie`). Here a tensor without a spec yet has its
+own place in the trie, and a segment reads what segments before it made.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Seen = Spec | None | Absent
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FragmentOutcome:
-    """What a segment gives in certain surroundings.
+    """Outcome of propagating a segment that reads certain specs from outside.
 
     Attributes:
         writes: specs of tensors that other segments read, and of weights it settled.
@@ -79,7 +79,7 @@ class OutcomeDelta:
 def step_between(
     before: FragmentOutcome, after: FragmentOutcome, variable_of: Mapping[Tensor, Variable]
 ) -> OutcomeDelta:
-    """What changes when `after` takes the place of `before`."""
+    """Return the difference that it makes when `after` takes the place of `before`."""
     had, has = dict(before.reshards), dict(after.reshards)
     # Weights are laid by whichever segment reads them first: always said anew.
     lays = [
@@ -105,7 +105,7 @@ class FragmentMemo(MemoTrie[FragmentOutcome]):
     def find(
         self, at: int, made: Mapping[Tensor, tuple[int, Seen]], initial: Mapping[Tensor, Seen]
     ) -> FragmentOutcome | None:
-        """What segment `at` gave before in these surroundings, if it ever ran in them.
+        """Look up the outcome of segment `at` in these surroundings; None if it never ran in them.
 
         Args:
             made: by tensor, which segment laid it, and how.

@@ -1,4 +1,4 @@
-"""How a graph is cut into segments, runs of ops that are propagated and priced as one.
+"""Cutting of a graph into segments, runs of ops that are propagated and priced as one.
 
 A segment has to stand on its own: what is open in it (a weight that the plan leaves open, a random
 draw) is settled in it, by its first reader. And what several segments may ask for is priced once

@@ -159,7 +159,7 @@ class IncrementalPricer:
         return found
 
     def outcomes_with(self, variables: Iterable[Variable]) -> Mapping[int, FragmentOutcome | None]:
-        """What the segments give that read some of `variables`, by their number."""
+        """Return the outcomes of the segments that read some of `variables`, by their number."""
         found = (self.readers.get(v.handle, ()) for v in variables)
         return {at: self.current[at] for readers in found for at in readers}
 
@@ -168,7 +168,7 @@ class IncrementalPricer:
         return self.segments[at][0] if at < len(self.segments) else self.graph.outputs[0].op
 
     def weight_spec(self, variable: Variable) -> Spec:
-        """Where the settled plan lays a weight."""
+        """Return the spec of a weight in the settled plan."""
         entry = self.made.get(variable.handle)
         spec = entry[1] if entry is not None else self.initial[variable.handle]
         return self.replicated if spec is None else spec
@@ -288,7 +288,7 @@ class IncrementalPricer:
                 self._moved(tensor, at)
 
     def _moved(self, tensor: Tensor, at: int) -> None:
-        """What lies otherwise since segment `at` was looked up."""
+        """Mark the readers of a tensor whose spec has changed since segment `at` was looked up."""
         self._look_again(tensor, at)
         variable = self.variable_of.get(tensor)
         if variable is not None:

@@ -1,6 +1,7 @@
-"""What runs alike in all plans: constants, and what is computed of nothing else.
+"""Plan-invariant ops: constants, and ops computed of nothing else, which run equally in all plans.
 
-It is laid and priced once. What is left is shorter, and so is what it reads of its surroundings.
+They are propagated and priced once. The rest of the graph is shorter, and so is what it reads of
+its surroundings.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from tfpar.spec import Spec
 
 
 class Surroundings(Protocol):
-    """What lies around a segment in the plan that is priced."""
+    """Specs around a segment in the plan that is priced."""
 
     def seen(self, tensor: Tensor, at: int) -> Seen:
         """The spec of `tensor` as segment `at` finds it."""

@@ -1,4 +1,4 @@
-"""What the ops of a graph can do along one mesh axis.
+"""Strategies of the ops of a graph along one mesh axis.
 
 Here is `relu(x @ kernel)` on two ranks. `strategies` has for each node what its ops can do:
 
@@ -64,7 +64,7 @@ _LARGE_PAYLOAD = 2.0**30
 
 @dataclasses.dataclass(frozen=True)
 class AxisConstraints:
-    """What is given of the operands along an axis.
+    """Constraints on operands along one axis.
 
     Attributes:
         batch: whether the inputs that hold the batch are split; None leaves that open.
@@ -197,7 +197,8 @@ class AxisStrategySpace:
         )
 
     def _given_of(self, op: Op) -> list[Placement | None]:
-        """What is given of a variable, or of the outputs of an op."""
+        """Return the constrained placements of a variable, or of the outputs of an op; None where
+        free."""
         if op in self.variables:
             return [self.given.variables.get(self.variables[op].name)]
         return [self.given.tensors.get(tensor.name) for tensor in op.outputs]
@@ -362,7 +363,7 @@ class AxisStrategySpace:
         return picks
 
     def _distance(self, op: Op, strategy: AxisStrategy) -> int:
-        """How many operands `strategy` places in another way than data parallelism does."""
+        """Count the operands that `strategy` places in another way than data parallelism does."""
         if op in self.fed or op in self.variables:
             return int(isinstance(strategy.kept[0], Shard) != (op in self.fed))
         parallel = self.data_parallel[op].strategy
@@ -388,7 +389,8 @@ def is_left_alone(op: Op, prepared: PreparedGraph) -> bool:
 
 
 def op_plans(chosen: Chosen, prepared: PreparedGraph) -> dict[str, OpPlan]:
-    """How ops run, for `Anchors.ops`: all that are decided and read something or draw it."""
+    """Return the op plans for `Anchors.ops`, of all ops that are decided and read something or draw
+    it."""
     found = {}
     for op, strategies in chosen.items():
         if is_left_alone(op, prepared) or not (op.inputs or prepared.rules[op].drawn):

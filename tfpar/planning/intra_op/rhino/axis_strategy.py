@@ -1,4 +1,4 @@
-"""How one op can run along one mesh axis: the strategies that Rhino's planner chooses from."""
+"""Strategies of one op along one mesh axis, among which Rhino's planner chooses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tfpar.spec import Partial, Placement, Replicate
 
 @dataclasses.dataclass(frozen=True)
 class AxisSplit:
-    """What an op does along an axis.
+    """Split of an op along one mesh axis: a factor, replication, or a carried Partial.
 
     Attributes:
         split: a factor with its pattern, REPLICATE or CARRY.

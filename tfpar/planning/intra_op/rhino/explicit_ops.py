@@ -1,4 +1,4 @@
-"""Which ops a plan has to name: those that would not run as it wants by themselves.
+"""Selection of the ops that a plan has to name: those that propagation would decide otherwise.
 
 Rhino's planner decides every op. But given the specs of the weights, propagation comes to most of
 these decisions anyhow. Of a layer that the plan splits by columns:

@@ -234,7 +234,7 @@ class _Program:
         return LinearProgram(cost, upper, integer, least, most, rows, columns, values)
 
     def costs(self, exposed: float) -> np.ndarray:
-        """What the columns cost where this part of late work counts, and E is for nothing."""
+        """Return the costs of the columns where this part of late work counts, and E is free."""
         seconds, late = map(np.concatenate, zip(*self._costs, strict=True))
         return np.append(self.scale * (seconds + exposed * late), [0.0] * self.has_late)
 

@@ -52,7 +52,7 @@ the best of them (empirical: those that made the faster plan took up to 1.2 time
 
 @dataclasses.dataclass(frozen=True)
 class SearchStatistics:
-    """How large a search was (Rhino, Table 5), and how near to the optimum it came.
+    """Size of a search (Rhino, Table 5), and its gap to the optimum.
 
     Attributes:
         instructions: ops of the whole step.
@@ -243,7 +243,7 @@ class MeshShapeSearch:
         return [best, *(o for o in others if found[o] <= PROMISING_RATIO * found[best])]
 
     def _near(self, space: AxisStrategySpace, roots: ReducedNetwork) -> list[Solution]:
-        """What costs least along an axis, or nearly so."""
+        """Return solutions along an axis that cost least, or nearly so."""
         network = roots.network
         if network not in self._nearly:
             if self.deadline.over():
@@ -258,8 +258,8 @@ class MeshShapeSearch:
         return self._nearly[network]
 
     def _seconds(self, networks: Networks) -> float:
-        """What is found along the axis of `networks` takes, about, by the likeliest of them;
-        infinite if there is nothing."""
+        """Estimate the seconds of the solution along the axis of `networks`, by the likeliest of
+        them; infinite if there is none."""
         roots = self._merged(networks.first(self.surcharge_s))
         try:
             return min(solution.seconds for solution in self._near(networks.space, roots))
@@ -441,8 +441,8 @@ class MeshShapeSearch:
         return MeshShapePlan(mesh, tuple(batch), anchors, cost, num_split, report or self.report)
 
     def _given(self, axis: int) -> AxisConstraints:
-        """What is given along `axis`. With one rank there, a weight is whole also where it is said
-        to be split: no op along such an axis is asked whether it reads split weights."""
+        """Return the constraints along `axis`. With one rank there, a weight is whole also where a
+        constraint splits it: no op along such an axis is asked whether it reads split weights."""
         fixed = {} if self.mesh.shape[axis] == 1 else self.problem.fixed
         tensors = self.problem.tensors
         return AxisConstraints(

@@ -366,7 +366,7 @@ class _TopLevel:
 def _from_outside(
     row: np.ndarray, readers: tuple[tuple[int, np.ndarray], ...], choices: int
 ) -> ReshardCosts:
-    """What several readers pay together for a tensor whose state is decided already.
+    """Return the costs that several readers share of a tensor whose state is decided already.
 
     A `ReshardCosts` needs a source: the first reader is put there, with the same state for all
     choices.

@@ -1,4 +1,4 @@
-"""What a plan would cost with a weight laid otherwise: why it is laid as it is."""
+"""Options of each weight: the cost of a plan with another spec of it, which explains its own."""
 
 from __future__ import annotations
 

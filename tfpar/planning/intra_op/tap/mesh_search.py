@@ -50,7 +50,7 @@ MAX_KICKS = 8
 
 
 class Key(NamedTuple):
-    """What plans are compared by: less is better.
+    """Sort key of plans: less is better.
 
     Attributes:
         over: bytes beyond the device's memory.
@@ -175,7 +175,7 @@ class MeshSearch:
 
     @property
     def layout(self) -> Layout:
-        """How the weights lie."""
+        """Return the chosen option of each weight group."""
         return {g.name: g.options[g.chosen] for g in self.groups}
 
     @property
@@ -244,12 +244,12 @@ class MeshSearch:
                     self._restore(before, key)
 
     def _around(self, unit: Sequence[WeightGroup]) -> Mapping[int, FragmentOutcome | None]:
-        """What came of the parts of the graph that read weights of `unit`: as long as that stays,
-        these parts feel nothing of what changes elsewhere."""
+        """Return the outcomes of the segments that read weights of `unit`: as long as these stay,
+        the segments feel nothing of what changes elsewhere."""
         return self.plans.outcomes_with(v for group in unit for v in group.variables)
 
     def _cost_and_live(self) -> Cost:
-        """What the laid plan costs, with what it stores at once (`cost.memory`)."""
+        """Price the settled plan, with its live peak of memory (`cost.memory`)."""
         self.plans.settle()
         laid = propagate(self.model.prepared, self.logical.mesh, self._anchored({}))
         cost = self.plans.cost()
@@ -419,7 +419,7 @@ class MeshSearch:
         return Key(over, _rounded(judged), self._num_split(), _rounded(cost.seconds))
 
     def _num_split(self) -> int:
-        """How many groups of weights the plan that is laid splits."""
+        """Count the weight groups that the current plan splits."""
         initial, whole = self.plans.initial, self.plans.replicated
         return sum(initial[group.variables[0].handle] != whole for group in self.groups)
 

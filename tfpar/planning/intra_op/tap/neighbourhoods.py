@@ -1,4 +1,4 @@
-"""What a search on one mesh goes through: weights in units small enough to price all plans of
+"""Neighbourhoods of a search on one mesh: weight groups in units small enough to price all plans of
 each, and the plans of a unit in the order in which they are priced."""
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ def group_units(groups: Sequence[WeightGroup], limit: int) -> list[list[WeightGr
 
 
 def adjacent(unit: Sequence[WeightGroup]) -> Iterator[Picks]:
-    """What differs from the chosen plan in at most one weight."""
+    """Yield the plans that differ from the chosen one in at most one weight."""
     return _changed(unit, 1)
 
 
 def nearby(unit: Sequence[WeightGroup]) -> Iterator[Picks]:
-    """What differs from the chosen plan in at most two weights, these last."""
+    """Yield the plans that differ from the chosen one in at most two weights, these last."""
     return itertools.chain(_changed(unit, 1), _changed(unit, 2))
 
 

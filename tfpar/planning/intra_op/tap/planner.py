@@ -144,8 +144,8 @@ class TapPlanner:
 
 
 def _baselines(problem: Problem, model: FoldedModel) -> Iterator[FoldedPlan]:
-    """What takes no search; of its variables the weights that a search decides, which it leaves
-    whole."""
+    """Yield the plans that take no search, with the weights that a search decides as their only
+    anchored variables and counted as unsplit."""
     decided = {
         v.name
         for group in model.folded.groups
@@ -161,7 +161,8 @@ def _baselines(problem: Problem, model: FoldedModel) -> Iterator[FoldedPlan]:
 def _alternatives(
     taken: FoldedPlan, model: FoldedModel, searches: Sequence[MeshSearch]
 ) -> dict[str, list[SpecOption]]:
-    """What was priced for each variable: on the mesh of `taken`, and the best split elsewhere."""
+    """Collect the priced options of each variable: on the mesh of `taken`, and the best split
+    elsewhere."""
     priced: dict[str, list[SpecOption]] = {}
     elsewhere: dict[str, SpecOption] = {}
     for search in searches:
