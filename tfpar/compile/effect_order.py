@@ -1,4 +1,4 @@
-"""Check of what is compiled: effects are in the step's order wherever the step has one.
+"""Check of compiled graphs: effects are in the step's order wherever the step has one.
 
 `ir.passes.order_effects` orders all conflicting accesses of a captured step. So a path of effects
 that a pass has lost leaves two accesses to a resource that nothing orders: a race, whose numbers

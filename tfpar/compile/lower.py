@@ -1,4 +1,4 @@
-"""From a simplified step, under a plan, to the program of every rank."""
+"""Lowering of a simplified step, under a plan, to the program of every rank."""
 
 from __future__ import annotations
 

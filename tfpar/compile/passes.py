@@ -1,4 +1,4 @@
-"""A pass: a graph in, a graph out, and a name; and whoever looks on."""
+"""Passes of the compiler, each with its name, from graph to graph; and their observers."""
 
 from __future__ import annotations
 

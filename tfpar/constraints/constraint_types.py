@@ -1,4 +1,4 @@
-"""The kinds of constraints, and the functions that make them."""
+"""Constraint types, and the functions that make them."""
 
 from __future__ import annotations
 

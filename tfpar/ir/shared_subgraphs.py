@@ -1,9 +1,9 @@
 """Shared subgraphs (TAP §IV-C, Algorithm 1): what a model repeats.
 
-The names of GraphNodes make a tree. At each depth, from the leaves up, nodes with a common
-prefix are a block, and blocks of the same composition of operators are one shared subgraph if
-there are enough of them. Names only say what belongs together: whether two blocks are alike is
-read off their ops, so `alpha` and `beta` may be.
+The names of GraphNodes make a tree. At each depth, from the leaves up, nodes with a common prefix
+are a block, and blocks of the same composition of operators are one shared subgraph if there are
+enough of them. Names only say what belongs together: whether two blocks are equal is read off their
+ops, so `alpha` and `beta` may be.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`Pipeline`: what users ask of a pipeline."""
+"""`Pipeline`: a user's request for a pipeline."""
 
 from __future__ import annotations
 

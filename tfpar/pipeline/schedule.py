@@ -1,4 +1,4 @@
-"""`Schedule`: the order of tasks on each set of ranks, as a value."""
+"""`Schedule`: the order of tasks on each actor, as a value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`StageGraph`: what the stages of a pipeline read of each other."""
+"""`StageGraph`: the links, joins and ties between the stages of a pipeline."""
 
 from __future__ import annotations
 

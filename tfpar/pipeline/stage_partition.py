@@ -1,4 +1,4 @@
-"""A step cut into stages: which runs what, with as little sent between them as can be."""
+"""Partition of a step into stages, with as little sent between them as can be."""
 
 from __future__ import annotations
 

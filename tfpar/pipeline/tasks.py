@@ -1,8 +1,7 @@
 """Tasks: what the ranks of a stage run as one piece (Rhino §6.1).
 
 A *stage* is a part of the step on ranks of its own, a *microbatch* a part of each rank's batch. The
-ranks that run tasks together are an *actor*: one set of ranks, with one stage, or several (virtual
-stages).
+ranks that run tasks together are an *actor*, with one stage or several (virtual stages).
 
     F   forward pass of a microbatch
     B   its backward pass, whole

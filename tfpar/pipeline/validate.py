@@ -1,4 +1,4 @@
-"""Whether a schedule has every task once, where it can run: what needs no graph of stages."""
+"""Checks of a schedule that need no graph of stages: it has every task once, where it can run."""
 
 from __future__ import annotations
 

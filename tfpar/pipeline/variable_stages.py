@@ -1,4 +1,5 @@
-"""The stages of a step that is not assigned any: it runs where the variables lie that it reads.
+"""Stages of a step that is not assigned any: its ops run in the stages of the variables that they
+read.
 
 That is an evaluation of a model whose training step has stages, or a function that trains nothing.
 Nothing is balanced: weights are stored and gradients computed elsewhere. Stages whose variables the

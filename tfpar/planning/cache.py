@@ -1,4 +1,4 @@
-"""Plans found before, on disk."""
+"""Cache of plans on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a search has to end."""
+"""Deadline of a search."""
 
 from __future__ import annotations
 

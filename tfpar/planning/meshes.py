@@ -1,5 +1,5 @@
-"""The logical meshes that a search may choose from: which axes are laid over the ranks, and what
-each is for. All planners take their candidates from here."""
+"""Logical meshes that a search may choose from: their axes over the ranks, and the use of each. All
+planners take their candidates from here."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The plan of one problem: from the cache, from a planner and what makes it fit, or the best so far
-where Ctrl-C ended the search."""
+"""Solution of one problem: from the cache, from a planner and the moves that make its plan fit, or
+the incumbent where Ctrl-C ended the search."""
 
 from __future__ import annotations
 

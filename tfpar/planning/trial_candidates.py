@@ -1,4 +1,4 @@
-"""The best few plans of a step, for trials: what a search compared, and each as a plan."""
+"""Candidates for measured trials: the best few plans of a step that a search compared."""
 
 from __future__ import annotations
 

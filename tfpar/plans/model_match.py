@@ -1,4 +1,5 @@
-"""A plan for the step at hand: the same model by other names is, another one is refused."""
+"""Match of a plan to the step at hand: the same model by other names is accepted, another one is
+refused."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""`PipelinePlan`: what a plan says of the stages of a pipeline.
+"""`PipelinePlan`: the stages of a plan.
 
-Which forward ops lie in which stage is kept by scope (`plans.scopes`). So the table is short,
-people can read it, and it holds for steps of other batch shapes, and for those of an optimizer,
-whose ops differ in places.
+The stage of each forward op is kept by scope (`plans.scopes`). So the table is short, people can
+read it, and it holds for steps of other batch shapes, and for those of an optimizer, whose ops
+differ in places.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""In which spec the readers of a tensor want it.
+"""Spec that the consumers of a tensor prefer.
 
 `preferred_shard` is asked when a tensor is made Partial: shall it be reduced whole, or scattered?
 Here is a gradient `g` whose sum over "data" is to be taken, and an optimizer slot `m` that the plan

@@ -1,9 +1,9 @@
 """Propagation: from a plan's anchors to the spec of every tensor.
 
-One pass over the graph in its own order, forward, backward and update alike. Each op takes its
-inputs as they come and runs the way that moves the fewest bytes (`step`); what differs from how an
-input came is a reshard. A pure function of the prepared graph and the anchors, with decisions
-remembered by rule and specs, so that searching calls it many times a second.
+One pass over the graph in its own order, through forward pass, backward pass and update. Each op
+takes its inputs as they come and runs the way that moves the fewest bytes (`step`); what differs
+from how an input came is a reshard. A pure function of the prepared graph and the anchors, with
+decisions memoized by rule and specs, so that searching calls it many times a second.
 
 Who runs a part of a graph (`planning.intra_op.incremental.incremental`), or looks at each op before
 it runs (`planning.intra_op.rhino.explicit_ops`), takes the same steps on a `PropagationState`.

@@ -1,4 +1,4 @@
-"""Between specs of tensors and splits of factors, axis by axis.
+"""Conversion between specs of tensors and splits of factors, axis by axis.
 
 An op's strategy is one *split* per mesh axis: a factor with a pattern, or
 `REPLICATE`, or `CARRY` (Partial passes through). Walking the axes left to right

@@ -1,8 +1,8 @@
-"""The short way for nearly all of a graph: ops that run as they ran before.
+"""Fast path for nearly all of a graph: ops that run as they ran before.
 
-Most ops are *ordinary* (`PreparedGraph.ordinary`): how they run hangs on their rule and on the
-specs in which their inputs come. A search takes this way millions of times, so it does nothing that
-can be done once.
+Most ops are *ordinary* (`PreparedGraph.ordinary`): how they run depends on their rule and the specs
+of their inputs. A search takes this way millions of times, so it does nothing that can be done
+once.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""In which spec a fresh tensor is kept.
+"""Final spec of a fresh tensor, in which it is kept.
 
-As it was made, but for three things: a plan may anchor it; Partials are reduced or scattered where
-they are not better carried on (`deferral`); and splits that propagation started end before a weight
-(`own_splits`). Gradients of 16 bits are laid as the variables that they update
-(`find_narrow_gradients`).
+It is the spec in which it was made, but for three things: a plan may anchor it; Partials are
+reduced or scattered where they are not better carried on (`deferral`); and splits that propagation
+started end before a weight (`own_splits`). Gradients of 16 bits get the specs of the variables that
+they update (`find_narrow_gradients`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Lists that can be had in another spec: those made of tensors, op by op, in plain sight.
+"""Lists that can be made again in another spec: those made of tensors, op by op, in plain sight.
 
-A list cannot be sent, but it can be made anew of its elements, and those can. What came out of
-a loop or branch, or went into it, stays as it lies.
+A list cannot be sent, but it can be made again of its elements, and those can. What came out of a
+loop or branch, or went into it, keeps its spec.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Weights that the plan leaves open and whose first reader has no wish of its own.
+"""Weights that the plan leaves open and whose first reader has no preference of its own.
 
     %rows: float32[6,8] = GatherV2(%table, %ids, 0)     // %table is open, %ids: R
     %y:    float32[6,4] = MatMul(%rows, %w)             // the plan has %w as S(0)
 
 Nothing that is read with the table is split, so the lookup has no reason to split anything. But the
-product wants its rows split along their second dim, as `w` is. So the table is laid as S(1): a rank
+product wants its rows split along their second dim, as `w` is. So the table gets S(1): a rank
 stores half of it, looks up half of each row, and nothing has to be cut later. The scale of a
 normalisation before a split matrix is another such weight.
 """

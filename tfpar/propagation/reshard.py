@@ -1,4 +1,4 @@
-"""From one spec to another: the sequence of collectives and local steps.
+"""Resharding: the sequence of collectives and local steps from one spec to another.
 
 Pure: shapes, specs and mesh in, steps out. The cost model prices these steps and
 the rewriter emits them, so the two cannot disagree.

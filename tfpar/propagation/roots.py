@@ -8,7 +8,7 @@ The plan says nothing of this table:
     %rows = GatherV2(%read, %ids, 0)              // wants %read as S(1)
 
 The first op that does more than relabel says in which spec it wants its input. `root_spec` goes
-back from there to the root, here to S(1) for the table, and the step lays the root and all that
+back from there to the root, here to S(1) for the table, and the step settles the root and all that
 waits for it (`step.settle_root`). Draws are the same: of random numbers that are used split, each
 rank draws its part.
 """

@@ -1,4 +1,5 @@
-"""One op's step: who decides how it runs, and what is recorded of that.
+"""Propagation step of one op: a plan, its bodies or its rule decide it, and the decision is
+recorded.
 
 A plan decides (`planned_op`), or what its bodies allow (`regions`), or its rule (`rule_decision`).
 What draws random numbers, or only relabels what is open, waits for its first reader (`roots`).

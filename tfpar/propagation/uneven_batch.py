@@ -1,4 +1,4 @@
-"""A graph that was laid out evenly, cut in unequal shares along one axis.
+"""Unequal shares along one axis, for a graph that was partitioned evenly.
 
 Specs and decisions stay: a spec says which dim an axis splits, and the mesh how many entries each
 rank gets. That is so as long as all that the axis splits is cut in proportion: the batch, and what

@@ -1,8 +1,8 @@
 """Tensor lists and optionals: what a loop or branch reads, writes and keeps for its gradient.
 
-A list has the dims `(length, *element)`, an optional those of a list of one. The length
-stays whole; elements are cut alike, so that each rank has a list of local elements.
-Element shapes that ops are given are those of the rank.
+A list has the dims `(length, *element)`, an optional those of a list of one. The length stays
+whole; elements are cut in the same way, so that each rank has a list of local elements. Element
+shapes that ops are given are those of the rank.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ops that treat every element alike, broadcasting included."""
+"""Elementwise ops, broadcasting included."""
 
 from __future__ import annotations
 

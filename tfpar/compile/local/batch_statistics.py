@@ -10,9 +10,9 @@ microbatches, which all of them wait for. Here that sum stays within each microb
 
 What is made of such a statistic once a step is averaged over microbatches, each weighted by its
 samples: the new value of a running average, the gradient of a weight. Sums of gradients that lead
-back to a statistic are scaled alike. With n of N samples in a microbatch, what is read of a sum s
-is (N / n) s, and its average with weight n / N is s again: what is linear in the sums is as it was,
-and the gradients are those of the loss with these statistics.
+back to a statistic are scaled in the same way. With n of N samples in a microbatch, what is read of
+a sum s is (N / n) s, and its average with weight n / N is s again: what is linear in the sums is as
+it was, and the gradients are those of the loss with these statistics.
 """
 
 from __future__ import annotations

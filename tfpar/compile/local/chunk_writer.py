@@ -1,4 +1,4 @@
-"""Writing a program with chunks as one for ranks: what runs once, and what once for each chunk."""
+"""Writer of a program with chunks for ranks: some ops run once, others once for each chunk."""
 
 from __future__ import annotations
 

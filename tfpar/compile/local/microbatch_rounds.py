@@ -1,6 +1,6 @@
-"""When each op of a program runs whose last mesh axis are microbatches, one behind the other.
+"""Rounds of a program over its microbatches, which are its last mesh axis: the order of its ops.
 
-Propagation has said of every tensor how it lies along that axis, and the rewriter has written what
+Propagation has decided the spec of every tensor along that axis, and the rewriter has written what
 follows. Here it is read off the program:
 
     x = Placeholder            cut along the axis      is fed in blocks, one for each microbatch

@@ -1,5 +1,5 @@
-"""Has normalisations take the statistics of one microbatch; which these are says
-`compile.local.batch_statistics`."""
+"""Rewrite of normalisations to the statistics of one microbatch, which
+`compile.local.batch_statistics` finds."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Microbatches: a rank computes its part of the batch in pieces, and holds the activations of one.
 
-A microbatch is a rank along one more mesh axis that lies within a rank, as a chunk is
+A microbatch is a rank along one more mesh axis within a rank, as a chunk is
 (`compile.local.chunks`), but run as a function that is called once for each: the program does not
 grow with their number, and what one call computed is gone before the next begins. What they are
 summed over, as the gradients of weights, is added up from call to call and exists once:
@@ -9,9 +9,9 @@ summed over, as the gradients of weights, is added up from call to call and exis
     for each microbatch: sums = task(block of the batch, weights, sums)
     all-reduce the sums over ranks; update            (once)
 
-That is gradient accumulation, with the numbers of the whole batch: propagation has settled how
-losses, masks, draws and padding lie along the axis. `compile.local.microbatch_rounds` says what
-runs when.
+That is gradient accumulation, with the numbers of the whole batch: propagation has decided how
+losses, masks, draws and padding are split along the axis. The order of ops is that of
+`compile.local.microbatch_rounds`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Along which axes of the mesh the ranks of a program compute different things.
+"""Rank dependence: the mesh axes along which the ranks of a program compute different things.
 
 Where all ranks are in one memory, what they would all compute is computed once, and a variable that
 several hold is stored and updated once. So whoever puts several ops into one, as regions of XLA

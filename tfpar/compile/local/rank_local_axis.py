@@ -1,4 +1,4 @@
-"""One more mesh axis that lies within a rank: its parts are chunks, or microbatches.
+"""Mesh axis within a rank, beside those of the mesh: its parts are chunks, or microbatches.
 
 A program written for a mesh with that axis becomes one for the ranks themselves. What is fed is
 cut into blocks; what crosses the axis is arithmetic; and whoever uses this decides how the ops

@@ -1,9 +1,10 @@
-"""Scalars that every set of ranks of a pipeline keeps for itself: step counters, metrics, the like.
+"""Replicated scalars of a pipeline: variables such as step counters and metrics, of which each
+actor has a copy.
 
-Such a variable is written on every set of ranks, always with one value: each runs the assignments,
-and is sent what they assign unless it can compute that of what it has (a step counter plus one). So
-no rank needs another to read it, within the step or outside, where a callback may do so on one rank
-alone. What belongs to one set of ranks are weights, and whatever else is no scalar.
+Every actor runs all assignments, so the copies stay equal. An actor receives the assigned value
+unless it can compute it from its own tensors (a step counter plus one). Reading a copy needs no
+communication, in the step or in a callback on one rank. Weights and variables that are not scalars
+belong to one actor.
 """
 
 from __future__ import annotations

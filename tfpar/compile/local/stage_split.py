@@ -1,14 +1,14 @@
-"""A step in stages: the program of each set of ranks, and what these send each other.
+"""Split of a step into stages: the program of each actor, and the tensors that actors send each
+other.
 
     stage 0    h = MatMul(x, a)         ->    rank 0, 1    h = MatMul(x, a); Send(h)
     stage 1    y = MatMul(h, b)               rank 2, 3    h = Recv();  y = MatMul(h, b)
 
-The whole step is written first, for one set of ranks as if it ran all stages; every op has its
-place. Here each set of ranks gets the ops of its stages. A tensor is sent once to each set that
-reads it, rank to rank. What costs nothing is made where it is read: constants, and the parts of
-what is fed. So is what cannot be sent: strings, and what has no known shape. A scalar that is no
-weight, such as a step counter, every set of ranks keeps for itself
-(`compile.local.replicated_scalars`).
+The whole step is written first, for one actor as if it ran all stages; every op has its place.
+Here each actor gets the ops of its stages. A tensor is sent once to each actor that reads it, rank
+to rank. What costs nothing is made where it is read: constants, and the parts of what is fed. So is
+what cannot be sent: strings, and what has no known shape. Of a scalar that is no weight, such as a
+step counter, every actor has a copy (`compile.local.replicated_scalars`).
 
 A rank asks for a tensor as it turns to the task that comes `RECEIVE_AHEAD` before the one that
 reads it (`pipeline.graph`).

@@ -33,7 +33,7 @@ class TaskBody:
 
     @property
     def carried(self) -> tuple[tuple[int, int], ...]:
-        """Return the positions of each sum, among the arguments and among the results."""
+        """Positions of each sum, among the arguments and among the results."""
         first, made = len(self.read), len(self.made)
         return tuple((first + i, made + i) for i in range(len(self.sums)))
 

@@ -1,7 +1,8 @@
-"""One program of ranks whose shapes differ, from the programs that are written for each kind.
+"""Merge of the programs of all rank classes (ranks of equal shapes) into one program.
 
-All kinds run the same ops, which differ in constants alone: sizes, indices, offsets. Where they do,
-a constant becomes a `RankConst`. That of a task is made outside, and given to each of its calls.
+All classes run the same ops, which differ in constants alone: sizes, indices, offsets. Where they
+do, a constant becomes a `RankConst`. That of a task is made outside, and given to each of its
+calls.
 """
 
 from __future__ import annotations

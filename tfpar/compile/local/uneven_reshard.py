@@ -3,7 +3,7 @@
 Collectives move blocks of equal size: those of the largest share. A smaller one is filled up with
 entries of its own, which are dropped where they arrive.
 
-The ranks of a mesh differ in shapes, so that each kind of them has its program written; the ops of
+The ranks of a mesh differ in shapes, so that each rank class has its program written; the ops of
 these are the same one by one (`compile.local.uneven_program`). Hence nothing is left out here for a
 rank that could do without it.
 """

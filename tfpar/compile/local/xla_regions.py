@@ -13,7 +13,7 @@ are a region, and regions cannot wait for each other in a circle. What a rank re
 of all that it has sent before, so a `Recv` comes after the turns of every `Send` above it: no
 circle goes through the programs of other ranks either.
 
-Blocks that repeat give regions that are alike, which are one function and compiled once.
+Repeated blocks give equal regions, which are one function and compiled once.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ block: each tensor that enters them passes an Identity with a control edge from 
 that gradient, so that they neither run early nor are the very ops of the forward pass, which
 TensorFlow would run once.
 
-Only what hangs on the step's inputs is cloned. So random numbers are never drawn again, nothing
+Only what depends on the step's inputs is cloned. So random numbers are never drawn again, nothing
 with an effect runs twice (a moving mean is updated once), and weights are read once.
 """
 

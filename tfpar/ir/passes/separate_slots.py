@@ -1,9 +1,9 @@
-"""Optimizer slots that do not lie as their weights do, in a graph that has no optimizer.
+"""Optimizer slots with other specs than their weights, in a graph that has no optimizer.
 
     %gradient -> AssignSub(%weight)     becomes     %gradient -> Identity -> AssignSub(%weight)
 
-The Identity stands for what the optimizer computes, where the slots lie: if these are split, it
-reads the gradient so (a reduce-scatter), and the weight is given the whole of it (a gather).
+The Identity stands for the optimizer's work and has the spec of the slots: if these are split, it
+reads the gradient split (a reduce-scatter), and the weight is given the whole of it (a gather).
 """
 
 from __future__ import annotations

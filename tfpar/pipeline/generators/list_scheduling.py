@@ -1,8 +1,8 @@
-"""List scheduling: an order made from what tasks take, for stages that are not alike.
+"""List scheduling: an order made from the durations of tasks, for stages that differ.
 
-Whenever a set of ranks is free it takes, of the tasks whose inputs are there, a backward pass (`B`
-or `I`), else a forward pass if what that keeps fits beside the rest, else a `W`; or by another rule
-of that kind, of which none is the best for all stages. Microbatches go through each stage in their
+Whenever an actor is free it takes, of the tasks whose inputs are there, a backward pass (`B` or
+`I`), else a forward pass if what that keeps fits beside the rest, else a `W`; or by another rule of
+that kind, of which none is the best for all stages. Microbatches go through each stage in their
 order. Room is left for the same microbatch in other stages of the same ranks: so the oldest
 microbatch can always go on, and the order has an end.
 """

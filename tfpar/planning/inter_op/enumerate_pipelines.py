@@ -1,9 +1,9 @@
-"""Enumeration of pipelines: numbers of stages and microbatches, and in which order tasks run.
+"""Enumeration of pipelines: numbers of stages and microbatches, and schedules.
 
-auto3d, §4.1, for stages that take ranks one behind the other: the degrees outside, and inside them
-the layouts that planners find. A layout for the ranks of one stage is the costly part, and the same
-for any number of microbatches. So each number of stages is planned once, and priced, as its tasks
-are simulated, with more and more microbatches as long as these pay.
+auto3d, §4.1, for stages that take consecutive ranks: the outer loop enumerates degrees, and
+planners find the layouts inside. A layout for the ranks of one stage is the costly part, and the
+same for any number of microbatches. So each number of stages is planned once, and priced, as its
+tasks are simulated, with more and more microbatches as long as these pay.
 """
 
 from __future__ import annotations
@@ -210,8 +210,7 @@ class EnumeratePipelines(Placing):
 
     @property
     def _shortfall(self) -> float:
-        """Return the least ratio so far of a step's seconds to their estimate; 1 if there is
-        none."""
+        """Least ratio so far of a step's seconds to their estimate; 1 if there is none."""
         return min(self._shortfalls, default=1.0)
 
     def _plan_or_defer(self, number: int) -> Iterator[Proposal]:

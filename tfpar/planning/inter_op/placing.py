@@ -1,8 +1,8 @@
-"""Outer searches propose candidates. What they have in common: a layout for one pipeline is
-searched for each type of machines that its actors have, in several orders of these machines.
+"""Placing of actors on machines, which all outer searches of pipelines share.
 
-The few orders that are estimated to be fastest are planned besides the given one, which is taken
-unless predictions can tell that another is faster.
+A layout for one pipeline is searched for each type of machines that its actors have, in several
+orders of these machines. The few orders that are estimated to be fastest are planned beside the
+given one, which is taken unless predictions can tell that another is faster.
 """
 
 from __future__ import annotations

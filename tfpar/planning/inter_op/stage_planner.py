@@ -1,4 +1,5 @@
-"""Assigns a layout to stages: a plan for the ranks of one actor becomes one for a pipeline."""
+"""Assignment of a layout to stages: a plan for the ranks of one actor becomes one for a
+pipeline."""
 
 from __future__ import annotations
 

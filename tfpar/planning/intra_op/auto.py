@@ -1,4 +1,4 @@
-"""The planner that picks a planner, by the graph and by what time there is."""
+"""Automatic choice of a planner, by the graph and the time budget."""
 
 from __future__ import annotations
 

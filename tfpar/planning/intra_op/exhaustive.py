@@ -1,13 +1,13 @@
-"""A planner that tries everything: what other planners are measured by.
+"""Exhaustive planner, whose optimum other planners are measured by.
 
-On every mesh candidate every weight is laid in every way that some op can use
-(`planning.intra_op.weights`), each with each; what that gives is propagated as a whole and priced
-by the evaluator. Nothing is folded, nothing is looked up, and no plan is refused but those that
+On every mesh candidate every weight takes every spec that some op can use
+(`planning.intra_op.weights`), in all combinations; each is propagated as a whole and priced by the
+evaluator. Nothing is folded, nothing is looked up, and no plan is refused but those that
 propagation refuses, and those that leave ranks computing the same along an axis that is there for
 weights (`LogicalMesh.used_axes`). So no planner that decides weights alone finds a faster plan.
 
 With `decides="ops"` every op runs in every way that Rhino's planner chooses from
-(`planning.intra_op.rhino.axis_space`), each with each, along one mesh axis after the other.
+(`planning.intra_op.rhino.axis_space`), in all combinations, along one mesh axis after the other.
 
 Both grow exponentially: the limit is for graphs of a few ops.
 """

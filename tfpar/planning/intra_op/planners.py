@@ -1,4 +1,4 @@
-"""The planners that there are, by name."""
+"""Registry of planners, by name."""
 
 from __future__ import annotations
 

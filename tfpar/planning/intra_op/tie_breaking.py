@@ -1,5 +1,4 @@
-"""Of plans that predictions cannot tell apart, the simplest: where all that a search has found is
-compared.
+"""Tie-breaking: the simplest of the plans that predictions cannot tell apart is taken.
 
 Predictions order plans; how far two of them are apart is known only to within
 `Objective.uncertainty`. What comes so near to the fastest plan may as well be the faster one, and a

@@ -1,4 +1,4 @@
-"""The weights that a search decides, and the ways in which each may lie."""
+"""Weight groups that a search decides, and the spec options of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The move of steps in microbatches and in stages: a layout for less memory than there is.
+"""Memory move that searches the layout again for less memory, for steps in microbatches or stages.
 
 Planners price a step in one piece on the ranks of one stage. What it stores in microbatches, or a
 rank of some stage stores, is known once it is priced so; where that is too much, the layout is

@@ -1,4 +1,5 @@
-"""Errors that no plan fits into memory: what lies where, how much is lacking, and what would help.
+"""Errors that no plan fits into memory: what is stored where, how much is lacking, and what would
+help.
 
 `check_room` knows it before anything is searched, by a lower bound; `memory_error` says it of the
 best plan that was found.

@@ -1,9 +1,8 @@
-"""Plans that have slots, or activations, in the memory of hosts, since they do not fit else (TAP
-§IV-H).
+"""Memory moves that offload slots or activations to the memory of hosts (TAP §IV-H).
 
 Each byte of a slot, or of an activation, crosses the link to the host twice a step. So the slots of
 no more weights are offloaded than it takes, the largest first: these save most for each copy that
-has to start. Nothing is searched anew: a found plan is priced with them there.
+has to start. No plan is searched again: the one found is priced with them there.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The problem of a step as a plan runs it: blocks computed again, optimizer slots by themselves,
-and what lies in host memory."""
+"""Transforms of a problem to the step that a plan runs: recomputed blocks, separate optimizer
+slots, and offload."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Moves that search: the fastest layout with sharded slots; layouts for a limit of memory."""
+"""Memory moves that search again: the fastest layout with sharded slots; layouts for a limit of
+memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimizer slots sharded over the ranks that have the same of their weights (ZeRO-1).
+"""Sharding of optimizer slots over the ranks on which their weights are replicated (ZeRO-1).
 
 What a rank stores of an optimizer is divided by the number of ranks that would hold the same. Each
 updates its part of a weight: gradients are scattered as they are summed, and what comes of them is

@@ -1,4 +1,5 @@
-"""In how many chunks a rank computes its part of the batch (ATP §4.1), once the plan is found."""
+"""Choice of the number of chunks in which a rank computes its part of the batch (ATP §4.1), once
+the plan is found."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
     price_plan(plan, problem, cluster, batch_size)      the plan, with what it costs as it runs
 
-A step is laid once (`StepPricer`), and priced in any number of pieces, in any schedule of its
-stages, on any machines of as many ranks. Searches price what changes of a plan; what they find
+A step is partitioned once (`StepPricer`), and priced in any number of pieces, in any schedule of
+its stages, on any machines of as many ranks. Searches price what changes of a plan; what they find
 costs what it does here.
 """
 

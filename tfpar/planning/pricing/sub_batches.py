@@ -1,4 +1,4 @@
-"""A planned step with the batch of a rank in parts, chunks or microbatches: what is priced."""
+"""Planned step for pricing, with the batch of a rank in sub-batches: chunks or microbatches."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
-"""Units to stages (Rhino §5): what stages send each other is least, while they take alike.
+"""Assignment of units to stages (Rhino §5): least traffic between stages of balanced time.
 
     assign(graph, num_stages) -> Assignment
 
 No stage takes more than the average and a tolerance; where stages differ in pace, each takes its
 own seconds (`slowdowns`). Where units are too large for that, none takes more than in the best cut
-of the units in their order. Where it is known what devices have room for (`memory_budget`), no
-assignment is looked at that does not fit. What sends least of the units in the order that they have
-is found at once (`chain_dp`). Where they have others too, a small program looks for something
-better (`stage_ilp`); of a large one, that order is what is used.
+of the units in their order. With a `memory_budget`, only assignments that fit are considered. The
+least traffic with the units in their given order is found at once (`chain_dp`). Where other orders
+are possible, a small program looks for something better (`stage_ilp`); if it were large, that order
+is used.
 
-Stages that take alike may have to be cut where much is sent. If a link takes longer for that than
-any stage computes (`links`), they may take less alike, and what takes the shortest step is used.
+Balanced stages may have to be cut where much is sent. If a link then takes longer than any stage
+computes (`links`), the balance is relaxed, and the assignment with the shortest step is used.
 """
 
 from __future__ import annotations

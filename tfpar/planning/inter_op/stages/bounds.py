@@ -1,4 +1,4 @@
-"""In which stages a unit can be (Rhino §5.2).
+"""Bounds on the stage of each unit (Rhino §5.2).
 
 Fixed units bound what they read and what reads them. So does balance: all that a unit depends on,
 its ancestors, must fit into the stages up to its own, and all that depends on it, its descendants,

@@ -1,4 +1,5 @@
-"""By how much links would have to be faster or slower for another plan to be taken."""
+"""Break-even speed of links: the factor by which they would have to be faster or slower for another
+plan to be taken."""
 
 from __future__ import annotations
 

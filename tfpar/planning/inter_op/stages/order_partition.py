@@ -1,4 +1,4 @@
-"""Assignments without a solver: units in an order, cut into stages that take alike."""
+"""Assignments without a solver: units in an order, cut into balanced stages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Layers to stages whose devices and links differ (auto3d, Algorithm 2 `pipe_dp`, equation 4).
+"""Assignment of layers to stages whose devices and links differ (auto3d, Algorithm 2 `pipe_dp`,
+equation 4).
 
 A step takes what `cost.closed_form` says: its slowest stage counts once for each microbatch.
 Algorithm 2 has a table over (layers, stages, slowest stage so far), the last of them any time that

@@ -1,4 +1,4 @@
-"""The program behind `pipe_dp`: cuts of a chain of layers, over arrays.
+"""Dynamic program behind `pipe_dp`: cuts of a chain of layers, over arrays.
 
 A step takes (m - 1) T + total(T) (`cost.closed_form`), where T is what the slowest stage may take
 of a microbatch, and total(T) the least that all stages and what they send take if none takes longer

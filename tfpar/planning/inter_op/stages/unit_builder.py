@@ -2,11 +2,11 @@
 
 Units are taken as coarse as balance allows, from three levels: blocks that repeat, and the
 GraphNodes between them; GraphNodes; single ops. Only those go to the next level amid which a stage
-would end if all took alike. So a deep model is a short program, and a shallow one can still be cut
-anywhere. Where units of a level read of each other in a circle (a scope that
-is left and entered again), or are to be in two stages at once, the next level takes their place.
-What touches a variable that the forward pass writes, such as running statistics, stays together, as
-does what reads a list, or a tensor of unknown shape, and what makes it.
+would end if all took equally long. So a deep model is a short program, and a shallow one can still
+be cut anywhere. Where units of a level read of each other in a circle (a scope that is left and
+entered again), or are to be in two stages at once, the next level takes their place. What touches a
+variable that the forward pass writes, such as running statistics, stays together, as does what
+reads a list, or a tensor of unknown shape, and what makes it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Alpa's two levels (Zheng et al. 2022, §5): stages whose devices need not be equally many.
+"""Alpa's two levels (Zheng et al. 2022, §5): stages on submeshes of different sizes.
 
 The inner level takes, for a run of layers on a submesh, the shape (data x tensor) of it that takes
 least of a microbatch and fits. The outer one puts layers and devices into stages:
@@ -11,9 +11,9 @@ For each t_max in turn that any stage may take, the least sum of stages of at mo
     F(s, k, d) = min over submeshes of n devices and ends i of
                  t(k..i, n, s) + F(s - 1, i, d - n)        of layers from k on, s stages, d devices
 
-with s also saying how many microbatches the stage has in flight. Larger t_max are left out once
-(M - 1) t_max alone is more than the best T. As in the paper all machines count as alike (here, as
-the slowest device and link are), and what stages send counts nothing.
+with s also saying how many microbatches the stage has in flight. Larger t_max are left out once (M
+- 1) t_max alone is more than the best T. As in the paper all machines count as equal (here, to the
+slowest device and link), and what stages send counts nothing.
 """
 
 from __future__ import annotations

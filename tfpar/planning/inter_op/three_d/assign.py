@@ -1,4 +1,5 @@
-"""Layers to the stages of a strategy whose degrees and placement are given, and batch to copies."""
+"""Assignment of layers to the stages of a strategy whose degrees and placement are given, and of
+the batch to copies."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The part of a cluster that the groups of an actor's ranks share links in.
+"""Contention domains: the parts of a cluster in which the rank groups of an actor share links.
 
-On thousands of devices most of these parts are like others. Where machines are joined by one level
-of links, a part of other machines of the same kinds takes as long, so each is brought to the first
-machines of its kinds: what was found for one then holds for all.
+On thousands of devices most of these parts are equal to others. Where machines are joined by one
+level of links, a part of other machines of the same kinds takes as long, so each is brought to the
+first machines of its kinds: what was found for one then holds for all.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
     table = step_table(plans, batch)
 
-For each way to lay the ranks of a stage (copies x ranks that weights are split over) the user's
-planner finds one plan, whatever it stores. The folded step under that plan is cut into microbatches
-once for each number of them, and its ops, collectives and buffers are counted layer by layer, by
-what prices stages (`cost.stage_breakdown`): a layer is a stage of its own, on the ranks of all. So
-sums over the layers of a stage are what the stage is priced at, but for what only the whole says:
-what is stored of a tensor that two of its layers read, and what is sent in slices.
+For each layout of a stage's ranks (copies x ranks that weights are split over) the user's planner
+finds one plan, whatever it stores. The folded step under that plan is cut into microbatches once
+for each number of them, and its ops, collectives and buffers are counted layer by layer, by what
+prices stages (`cost.stage_breakdown`): a layer is a stage of its own, on the ranks of all. So sums
+over the layers of a stage are what the stage is priced at, but for what only the whole says: what
+is stored of a tensor that two of its layers read, and what is sent in slices.
 """
 
 from __future__ import annotations

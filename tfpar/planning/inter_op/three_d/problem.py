@@ -1,4 +1,4 @@
-"""`StrategyProblem`: what 3-D strategies are priced for."""
+"""`StrategyProblem`: the model, cluster and batch that 3-D strategies are priced for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The searches of pipelines by name: of each the strategies that it ranks first."""
+"""Searches for 3-D strategies by name, with the strategies that each ranks first."""
 
 from __future__ import annotations
 

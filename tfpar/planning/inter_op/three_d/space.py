@@ -114,7 +114,7 @@ class StrategySpace:
 
     @property
     def num_points(self) -> int:
-        """Return an upper bound of the number of points."""
+        """Upper bound of the number of points."""
         counts = [len(machines) for machines in self.kinds]
         orders = math.factorial(sum(counts)) // math.prod(map(math.factorial, counts))
         return sum(orders * 2 ** (sum(counts) // d.data) for d in self.degrees)

@@ -1,10 +1,10 @@
 """Pricing many plans of one graph: only what a change reaches is propagated again.
 
-The graph is cut into segments, contiguous runs of ops. Propagating through one
-segment reads some specs from outside of it and gives specs, reshards and their price; both are
-remembered (`fragment_memo`), so the same surroundings give the same outcome without a run. When the
-specs of some weights change, segments that read what changed are looked up again, in order, until
-nothing changes: by construction that is what `propagate` would have given for the whole graph.
+The graph is cut into segments, contiguous runs of ops. Propagating through one segment reads some
+specs from outside of it and gives specs, reshards and their price; both are memoized
+(`fragment_memo`), so the same surroundings give the same outcome without a run. When the specs of
+some weights change, segments that read what changed are looked up again, in order, until nothing
+changes: by construction that is what `propagate` would have given for the whole graph.
 """
 
 from __future__ import annotations
@@ -288,7 +288,7 @@ class IncrementalPricer:
                 self._moved(tensor, at)
 
     def _moved(self, tensor: Tensor, at: int) -> None:
-        """Mark the readers of a tensor whose spec has changed since segment `at` was looked up."""
+        """Queue the segments after `at` that read a tensor whose spec has changed."""
         self._look_again(tensor, at)
         variable = self.variable_of.get(tensor)
         if variable is not None:

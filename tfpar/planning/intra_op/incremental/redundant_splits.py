@@ -1,4 +1,5 @@
-"""Weights that are split for nothing: gathered for an op that all ranks then compute alike."""
+"""Redundant splits: weights that are split and then gathered for an op that all ranks compute in
+full."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The axis splits that are worth choosing from (Rhino §4.3.3: candidate strategies).
+"""Growth of the axis splits among which ops choose (Rhino §4.3.3: candidate strategies).
 
 They are grown from ops that compute much or read a weight. Take `y = x @ w` and `z = relu(y)`.
 Each factor of the product is split at maximal stride: its rows, its columns, what it sums over.

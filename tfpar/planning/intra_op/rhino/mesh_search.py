@@ -1,5 +1,5 @@
-"""The search on one shape of the mesh: its axes are decided one after another, each by a cost
-network; what stores too much is searched again with the largest weights split (Rhino §4.4)."""
+"""Search on one mesh shape: its axes are decided one after another, each by a cost network; if the
+plan exceeds the memory, the search is repeated with the largest weights split (Rhino §4.4)."""
 
 from __future__ import annotations
 

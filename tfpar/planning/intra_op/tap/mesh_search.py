@@ -1,4 +1,5 @@
-"""The search on one logical mesh: all plans of each subgraph, in the surroundings of the others."""
+"""Search on one logical mesh by coordinate descent: all plans of each subgraph are priced while
+those of the others are fixed."""
 
 from __future__ import annotations
 
@@ -175,7 +176,7 @@ class MeshSearch:
 
     @property
     def layout(self) -> Layout:
-        """Return the chosen option of each weight group."""
+        """Chosen option of each weight group."""
         return {g.name: g.options[g.chosen] for g in self.groups}
 
     @property

@@ -1,7 +1,7 @@
 """TAP's planner (§IV-D, Algorithm 2): data and tensor parallelism, found by search.
 
-The model is folded to its shared subgraphs. For every way to lay a data and a model axis over
-the ranks, and to split the batch over one or both, all plans of each subgraph are priced, in the
+The model is folded to its shared subgraphs. For every logical mesh of a data and a model axis over
+the ranks, with the batch split over one or both, all plans of each subgraph are priced, in the
 surroundings of the best plans of the others, until none improves. A plan that pattern routing
 refuses is no candidate. Pure data parallelism always is one, and the first.
 """
