@@ -39,8 +39,9 @@ class CompileOptions:
     """Options of the compiler, set by a plan and a user.
 
     Attributes:
-        mesh: the logical one; of one set of ranks, where the step is in stages.
-        anchors: what lies how; the step's outputs come whole, whatever this says of them.
+        mesh: the logical one; of one actor, where the step is in stages.
+        anchors: the specs that are fixed; the step's outputs come whole, whatever this says of
+            them.
         batched: the inputs of which chunks get a part.
         chunks: how many pieces a rank computes its part of a training batch in, one behind the
             other (ATP §4.1).
@@ -55,7 +56,7 @@ class CompileOptions:
         bucket_bytes: upper bound on packed collectives, in bytes.
         shares: `mesh` with those that ranks have of the batch, where they are unequal: the first
             is taken in which the step splits.
-        xla: which ops XLA compiles, if it is to compile what lies between collectives.
+        xla: which ops XLA compiles, if it is to compile the ops between collectives.
         one_memory: all ranks compute in one memory, on one device.
     """
 
@@ -81,7 +82,7 @@ class CompiledStep:
     Attributes:
         partitioned: specs and reshards; of a rank's batch as a whole, where it runs in chunks.
         local: the program of every rank; of a step in stages all of it.
-        programs: what each set of ranks runs.
+        programs: the program of each actor.
     """
 
     partitioned: PartitionedGraph

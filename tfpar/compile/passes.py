@@ -23,7 +23,7 @@ class Pass:
 
 
 class Observer(Protocol):
-    """Is told of every pass once it is done."""
+    """Observer of passes, called after each."""
 
     def __call__(self, name: str, text: Callable[[], str]) -> None:
         """See what came of a pass.

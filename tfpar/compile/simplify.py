@@ -96,7 +96,7 @@ def recompute_step(step: StepGraph, blocks: Sequence[str], observe: Observer = i
 
 
 def offload_step(step: StepGraph, names: OffloadPlan, observe: Observer = ignore_pass) -> None:
-    """Have what is named of a simplified step lie in host memory, in place.
+    """Offload the named slots and activations of a simplified step to host memory, in place.
 
     Raises:
         PlanError: there is no such block, or an op needs a slot on the device.

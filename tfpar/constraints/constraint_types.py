@@ -17,7 +17,7 @@ class Constraint:
 
     @property
     def named_axes(self) -> tuple[str, ...]:
-        """The mesh axes over which it lays something."""
+        """Mesh axes that it names."""
         return ()
 
 

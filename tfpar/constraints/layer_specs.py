@@ -87,7 +87,7 @@ def check_fits(spec: Sequence[Placement], mesh: Mesh, what: str) -> None:
 
 
 def mark(variable: Any, spec: Sequence[Placement]) -> None:
-    """Note on a TensorFlow variable that it is to be laid as `spec`, wherever it is laid."""
+    """Note on a TensorFlow variable that it is to have `spec`, wherever it is placed."""
     setattr(variable, _MARK, tuple(spec))
 
 

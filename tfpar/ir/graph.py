@@ -147,8 +147,8 @@ class Variable:
             or a metric is not).
         handle: the resource tensor by which the graph's ops know it.
         place: where in its model it is, where that is known; see `ir.names`.
-        offloaded: of an optimizer slot: it lies in the memory of the host; of a weight: its slots
-            do (see `ir.passes.offload_slots`).
+        offloaded: of an optimizer slot: it is in the memory of the host; of a weight: its slots do
+            (see `ir.passes.offload_slots`).
     """
 
     name: str
@@ -161,7 +161,7 @@ class Variable:
 
     @property
     def on_host(self) -> bool:
-        """Whether it lies in the memory of the host itself."""
+        """Whether it is itself in the memory of the host."""
         return self.offloaded and not self.trainable
 
     @property

@@ -45,7 +45,7 @@ class _Place(NamedTuple):
 
     @property
     def group(self) -> tuple[Hashable, ...]:
-        """Of the tensors that lie alike on the branches side by side."""
+        """Key of the tensors that have the same place on parallel branches."""
         return self[:3]
 
     def past(self, op: Op) -> _Place:

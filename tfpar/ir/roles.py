@@ -234,7 +234,7 @@ def _decaying_weights(
     """Find the ops by which an optimizer changes weights without gradients (decoupled weight
     decay).
 
-    Assignments of weights that hang on nothing that the step is fed, and what only they read.
+    Assignments of weights that depend on nothing that the step is fed, and what only they read.
     """
     weights = {v.handle for v in graph.variables if v.trainable}
     fed: set[Op] = {t.op for t in graph.inputs}

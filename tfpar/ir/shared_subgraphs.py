@@ -71,7 +71,7 @@ class Signatures:
         return known
 
     def block(self, nodes: Iterable[GraphNode], shapes: bool) -> int:
-        """Equal for blocks whose forward ops are alike and wired alike.
+        """Equal for blocks whose forward ops are equal and wired in the same way.
 
         Args:
             shapes: also ask for equal attributes and shapes, not only op types.
@@ -320,5 +320,5 @@ def _tandem_runs(labels: Sequence[int], min_duplicate: int) -> list[tuple[int, i
 
 
 def aligned_ops(repeat: RepeatedBlock, signatures: Signatures) -> list[list[Op]]:
-    """Forward ops of each instance, position by position alike."""
+    """Return the forward ops of each instance, equal at each position."""
     return [[op for n in nodes for op in signatures.forward(n)] for nodes in repeat.instances]

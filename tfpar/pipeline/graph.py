@@ -137,7 +137,7 @@ def check_schedule(
 
     Args:
         stages: by default a chain of as many as the schedule has.
-        actors: sets of ranks that there are; None: as many as the schedule has.
+        actors: number of actors; None: as many as the schedule has.
         microbatches: in which the batch is cut; None: as many as the schedule has.
 
     Raises:

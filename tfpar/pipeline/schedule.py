@@ -22,13 +22,13 @@ class Schedule:
         schedule = tap.Schedule.load("zero_bubble.csv")
         print(schedule.num_stages, schedule.num_microbatches)
 
-    A schedule is complete: it has every task of its stages and microbatches once, and a stage's
-    tasks lie together on one actor. Whether it can run depends on which stage reads which
+    A schedule is complete: it has every task of its stages and microbatches once, and all tasks of
+    a stage are on one actor. Whether it can run depends on which stage reads which
     (`StageGraph.check`).
 
     Args:
-        orders: for each actor (a set of ranks that runs tasks together) its tasks in order, of
-            kinds F, B, I and W (`tfpar.pipeline.tasks`).
+        orders: for each actor (ranks that run tasks together) its tasks in order, of kinds F, B, I
+            and W (`tfpar.pipeline.tasks`).
 
     Raises:
         ScheduleError: a task is missing, twice, of another kind or before what it needs; a stage
@@ -92,7 +92,7 @@ class Schedule:
 
     @property
     def num_actors(self) -> int:
-        """Number of sets of ranks."""
+        """Number of actors."""
         return len(self.orders)
 
     @functools.cached_property

@@ -24,7 +24,7 @@ def infer_variable_stages(
 
     Args:
         ops: those that `pipeline.step_stages.assignable` lists.
-        owners: the stages that variables lie in, by name; of others nothing is known.
+        owners: the stages of variables, by name; of others nothing is known.
         fixed: stages that ops are in at the earliest, as far as they are given.
     """
     least = {v.handle.op: owners[v.name] for v in graph.variables if v.name in owners}

@@ -31,8 +31,9 @@ class PlanCache:
 
     A problem is the same if graph, sizes, cluster, meshes, constraints and planner are, whatever
     time the planner was given: plans of searches that were cut short are not for keeping. A file
-    that cannot be read is passed over, with a line in the log. Beside each plan lies what its
-    problem was (`planning.problem_description`), by which `nearest` tells what has changed.
+    that cannot be read is passed over, with a line in the log. Each plan is stored with the
+    description of its problem (`planning.problem_description`), by which `nearest` finds what has
+    changed.
     """
 
     folder: str

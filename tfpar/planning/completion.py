@@ -37,7 +37,7 @@ def balance_shares(plan: Plan, problem: Problem, cluster: Cluster, batch_size: i
 
 
 def attach_partitioned(plan: Plan, problem: Problem, cluster: Cluster) -> Plan:
-    """A plan that was found with all tensors of its step laid out, and what it is compared with.
+    """Return the plan with the partitioned graph of its whole step, and the baselines.
 
     Args:
         cluster: of all ranks.

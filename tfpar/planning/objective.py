@@ -27,8 +27,8 @@ class Objective:
         uncertainty: how far apart, as a part of a step, the predictions for two plans have to be to
             tell which is faster; of those nearer the simplest is taken
             (`planning.intra_op.tie_breaking`).
-        surcharge_s: seconds that a search counts each collective dearer than it is, to find plans
-            with fewer of them. Prices that plans report are without it.
+        surcharge_s: penalty on each collective, in seconds, with which a search finds plans with
+            fewer of them. Prices that plans report are without it.
     """
 
     memory_limit: float | None = None

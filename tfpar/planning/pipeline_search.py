@@ -32,8 +32,8 @@ class PipelineScope:
     Attributes:
         enough: whether a candidate is good enough to search no more stages; None: only the pipeline
             that is given, or none, is planned.
-        why_enough: what users are told of the stages that are not searched; empty: they have not
-            asked for pipelines, and are told nothing.
+        why_enough: the message to users on the stages that are not searched; empty: they have not
+            asked for pipelines, and get none.
         strategies: how they are searched, other than by enumeration.
     """
 

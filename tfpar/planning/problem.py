@@ -65,8 +65,8 @@ class Problem:
             each of them may, together (see `stages.kinds`).
         objective: what makes a plan the better one.
         budget: what the search may take.
-        progress: is told of the search.
-        offer: is told of each better plan on the way; see `planning.incumbent`.
+        progress: reports the progress of the search.
+        offer: is called with each better plan on the way; see `planning.incumbent`.
         of_graphs: the memo of what depends on graphs alone.
         memo: the memo of the problem; one that differs in more than in what it is asked for has an
             empty one at first.
@@ -162,7 +162,7 @@ class Problem:
         return self._asked(objective=dataclasses.replace(self.objective, **changes))
 
     def with_incumbent_callback(self, offer: IncumbentCallback | None) -> Problem:
-        """The same problem; `offer` is told of better plans."""
+        """Return the same problem, which calls `offer` with better plans."""
         return self._asked(offer=offer)
 
     def with_settings_of(self, other: Problem) -> Problem:

@@ -76,8 +76,8 @@ def describe_problem(problem: Problem, planner: Planner) -> Description:
 def diff_descriptions(old: Description, new: Description) -> list[str]:
     """In what `new` is another problem than `old`, each in a few words.
 
-    What follows from something else is left out: another mesh is laid over other devices of a
-    cluster, and other weights are used by other ops.
+    What follows from something else is left out: another mesh takes other devices of a cluster, and
+    other weights are used by other ops.
     """
     return [*_asked_otherwise(old, new), *_another_model(old, new)]
 

@@ -36,13 +36,13 @@ class StepProblems:
 
     Attributes:
         batch_size: samples of the batch; None if unknown.
-        laid: specs of variables that are placed already, by name; a request without a base lays
-            them anew.
+        laid: specs of variables that are placed already, by name; a request without a base decides
+            them again.
         state_ratio: bytes of optimizer slots per byte of weight; read off the step's own variables
             if None.
         part: the step is part of what the constraints speak of (an evaluation or prediction): they
             may match nothing in it.
-        of_graphs: the memo of what hangs on graphs alone.
+        of_graphs: the memo of all that depends on graphs alone.
     """
 
     step: StepGraph
@@ -70,7 +70,7 @@ class StepProblems:
     def relax(self, request: PlanRequest, kept: Collection[str]) -> Problem:
         """The same under those constraints alone that read so.
 
-        Mesh and batch are laid as they would be if the user left out the others, so that what is
+        Mesh and batch are split as they would be if the user left out the others, so that what is
         said of the plan is what trying it gives: the batch may be split over an axis that no
         constraint names any more, and without any the mesh is the search's choice.
         """

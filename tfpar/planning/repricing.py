@@ -23,7 +23,7 @@ def reprice_plan(plan: Plan, pipeline: Pipeline, problem: Problem, cluster: Clus
 
 
 def apply_schedule(plan: Plan, pipeline: Pipeline, problem: Problem) -> Plan:
-    """A plan as a pipeline of as many sets of ranks runs it, not priced yet: its stages in a
+    """Return the plan in another pipeline of as many actors, not priced yet: its stages in a
     schedule, or without stages its microbatches, in place of chunks.
 
     Raises:

@@ -26,15 +26,15 @@ class PlanRequest:
         cluster: the machines of all ranks.
         base: a plan that fixed the logical mesh for other models of the same session.
         compression: the dtype in which gradients travel; None: their own.
-        recompute, offload: see `search.problem.Problem`.
+        recompute, offload: see `planning.problem.Problem`.
         pipeline: the stages and microbatches of a training step; None: one of each.
         budget: what each search may take.
-        owners: the stages that variables of the pipeline lie in already, by name.
+        owners: the stages in which variables of the pipeline are placed already, by name.
         ranks: of the job, one actor of the pipeline after the other (`PipelinePlan`); None: the
             search places them.
-        progress: is told of the search as it goes on.
-        meshes: the logical meshes to choose from; by default all that the ranks can be laid in.
-        jit_compile: XLA compiles the step; see `search.problem.Problem`.
+        progress: reports the progress of the search.
+        meshes: the logical meshes to choose from; by default all that the ranks can form.
+        jit_compile: XLA compiles the step; see `planning.problem.Problem`.
     """
 
     mesh: Mesh

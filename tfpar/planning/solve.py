@@ -49,7 +49,7 @@ def find_plan(
             fits under them; without it the error is the planner's.
         interrupted: searches that Ctrl-C ended, which a further one is added to: for the same
             problem their best plan is used.
-        missed: is told of a problem that the cache has no plan for.
+        missed: is called with a problem that the cache has no plan for.
 
     Raises:
         PlanError: no plan satisfies the constraints; if one does but none fits into the memory of

@@ -363,7 +363,7 @@ class StepEvaluator:
         return tell
 
     def _tell(self, candidate: Candidate | None) -> None:
-        """Tell of the seconds of a candidate that fits."""
+        """Report the seconds of a candidate that fits."""
         if self._enough is None or candidate is None or candidate.plan.cost is None:
             return
         limit = self._request.cluster.device.memory_bytes

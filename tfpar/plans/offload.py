@@ -46,7 +46,7 @@ class OffloadPlan:
     """Offloaded slots and activations of a plan, by name.
 
     Attributes:
-        slots: the weights whose optimizer slots lie in host memory.
+        slots: the weights whose optimizer slots are in host memory.
         activations: the blocks of which that does what they keep for the backward pass.
     """
 

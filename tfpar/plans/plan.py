@@ -103,7 +103,7 @@ class Plan:
             nothing was priced.
         recompute: the blocks that are computed again in the backward pass, by name; see
             `planning.memory.recompute`.
-        offloaded: what lies in the memory of hosts between its uses.
+        offloaded: slots and activations in the memory of hosts between their uses.
         shares: of a mesh axis whose ranks have unequal shares of the batch: how many samples each
             coordinate gets of those that were planned for, in all stages; batches of other sizes
             are shared out in proportion (`uneven_meshes`).
@@ -168,12 +168,12 @@ class Plan:
 
     @property
     def num_ranks(self) -> int:
-        """Number of ranks: those of the mesh, for each set of ranks of a pipeline."""
+        """Number of ranks: those of the mesh, times the actors of a pipeline."""
         return self.mesh.size * (1 if self.stages is None else self.stages.num_actors)
 
     @property
     def whole_mesh(self) -> Mesh:
-        """All ranks: those of each set of ranks of a pipeline behind those of the one before."""
+        """Mesh of all ranks: those of each actor of a pipeline follow those of the one before."""
         first, *rest = self.mesh.shape
         return Mesh(self.mesh.axis_names, (first * self.num_ranks // self.mesh.size, *rest))
 

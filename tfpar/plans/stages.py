@@ -33,14 +33,13 @@ class PipelinePlan:
 
     Attributes:
         scopes: the stage of forward ops, by name scope or by the whole name of an op, in graph
-            order; see `plans.scopes`. Without any, the step trains nothing, and runs where the
-            variables lie that it reads; stages of which it reads none have nothing to do.
+            order; see `plans.scopes`. Without any, the step trains nothing, and runs in the stages
+            of the variables that it reads; stages of which it reads none have nothing to do.
         recompute: the backward pass of a stage runs its forward pass again.
-        owners: the stage that each variable of the step lies in, by path; slots lie with their
-            weights.
+        owners: the stage of each variable of the step, by path; slots are with their weights.
         cost: what each stage takes, where that was priced; what a step does is `Plan.cost`.
-        ranks: of the job, as sets of ranks take them: those of the first ascend, then come those of
-            the second; empty: all in their order.
+        ranks: of the job, actor by actor: those of the first ascend, then come those of the second;
+            empty: all in their order.
 
     Raises:
         PlanError: a stage that the schedule does not have, or one of several without ops; ranks
@@ -115,7 +114,7 @@ class PipelinePlan:
 
     @property
     def num_actors(self) -> int:
-        """Number of sets of ranks."""
+        """Number of actors."""
         return self.schedule.num_actors
 
     def placed(self, cluster: Cluster) -> Cluster:

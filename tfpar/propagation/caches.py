@@ -49,7 +49,8 @@ class PropagationMemo:
             whether they may leave Partials).
         known_specs: of `view.known_spec`, by (mesh shape, tensor, spec that it is made of).
         reached: of `consumer_spec.nearest`: the ops that come of a tensor.
-        answers: of `remembered.remembered`, by mesh and the axes along which a plan splits data.
+        answers: of `memo_trie.memoize_strategy`, by mesh and the axes along which a plan splits
+            data.
     """
 
     decisions: dict[DecisionKey, Decision] = dataclasses.field(default_factory=dict)

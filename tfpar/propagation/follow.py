@@ -75,12 +75,12 @@ def followed_weights(graph: Graph, rules: Mapping[Op, OpRule]) -> dict[Variable,
 
 
 def followed_spec(spec: Spec, mapping: Sequence[int | None]) -> Spec:
-    """The spec of a slot whose weight lies as `spec`; `mapping` as in `Follow`."""
+    """Return the spec of a slot whose weight has `spec`; `mapping` as in `Follow`."""
     return _renumbered(spec, {w: d for d, w in enumerate(mapping)})
 
 
 def leading_spec(spec: Spec, mapping: Sequence[int | None]) -> Spec:
-    """The spec of the weight whose slot lies as `spec`, as far as the slot has its dims."""
+    """Return the spec of the weight whose slot has `spec`, as far as the slot has its dims."""
     return _renumbered(spec, dict(enumerate(mapping)))
 
 

@@ -14,7 +14,7 @@ from tfpar.spec import Spec, SpecError, format_spec
 
 
 class RetryWithWholeLists(Exception):
-    """Lists came out laid in a way that a later op cannot take: their makers must not split.
+    """Lists came out in a spec that a later op cannot take: their makers must not split.
 
     Only `engine.with_lists_whole` catches it.
     """
@@ -25,7 +25,7 @@ class RetryWithWholeLists(Exception):
 
 
 def check_immovable(state: PropagationState, tensor: Tensor, need: Spec) -> None:
-    """Raise CannotHold if `tensor` is a variable or a list that lies otherwise than `need`."""
+    """Raise CannotHold if `tensor` is a variable or a list with another spec than `need`."""
     have = state.spec(tensor)
     if have != need and tensor.dtype in REFERENCES and not state.is_loose(tensor):
         raise ImmovableInputError(*(a for a, p in enumerate(have) if p != need[a]))

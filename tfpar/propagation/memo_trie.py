@@ -50,7 +50,7 @@ class MemoTrie(Generic[T]):
         return cast("T | None", node)
 
     def note(self, read: Mapping[Tensor, Any], answer: T) -> None:
-        """Remember that reading `read`, in this order, led to `answer`."""
+        """Store that reading `read`, in this order, led to `answer`."""
         steps = list(read.items())
         if not steps:
             self.root = answer

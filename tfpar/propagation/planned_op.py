@@ -45,8 +45,8 @@ def apply_op_plan(
 
 
 def _with_rest(state: PropagationState, tensor: Tensor, made: Spec, spec: Spec) -> Spec:
-    """`spec` along the first mesh axes; along the others `tensor`, made as `made`, lies as it would
-    without a plan."""
+    """`spec` along the first mesh axes; along the others `tensor`, made as `made`, is placed as it
+    would be without a plan."""
     rest = resolved_spec(state, tensor, made)[len(spec) :]
     return drop_uneven_shards(tensor.shape or (), (*spec, *rest), state.mesh)
 
@@ -73,7 +73,7 @@ def _decision(state: PropagationState, op: Op, planned: OpPlan) -> Decision | No
 
 
 def _can_keep(op: Op, planned: OpPlan, mesh: Mesh) -> bool:
-    """Whether the outputs of `op` can lie as planned: their sizes may be others."""
+    """Whether the outputs of `op` can have the planned specs: their sizes may be others."""
     try:
         for tensor, made, kept in zip(op.outputs, planned.made, planned.kept, strict=True):
             shape = tuple(tensor.shape or ())

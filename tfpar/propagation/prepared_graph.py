@@ -25,7 +25,7 @@ from tfpar.rules.rule import OpRule, find_relabelled_inputs, replicate_rule
 
 @dataclasses.dataclass(eq=False)
 class PreparedGraph:
-    """A graph with its rules, deferral choices and what propagation remembers of it.
+    """A graph with its rules, deferral choices and the memo of its propagation.
 
     Attributes:
         rules: the rule of every op; ops of one signature share one object.
@@ -43,10 +43,10 @@ class PreparedGraph:
             input the weight is.
         position: of each op in the graph.
         zeros: tensors that are zero everywhere (Partial for free), and new lists.
-        ordinary: ops whose decision hangs on the rule and the specs of their inputs alone, on no
+        ordinary: ops whose decision depends on the rule and the specs of their inputs alone, on no
             lists, draws or sizes that readers choose; with their rule, whether they are `deferred`,
             and whether what they make, if it is not Partial, is kept as it is made.
-        caches: what is remembered of it, for all plans.
+        caches: the memo of its propagation, for all plans.
         bodies: prepared function bodies by name.
     """
 
@@ -205,7 +205,7 @@ def _is_added_up(op: Op, consumers: Mapping[Tensor, Sequence[Op]]) -> bool:
 
 
 def _runs_once(op: Op) -> bool:
-    """Whether one rank must run `op` for all; a lookup table lies on one device."""
+    """Whether one rank must run `op` for all; a lookup table is on one device."""
     pinned = any(t.dtype in REFERENCES for t in (*op.inputs, *op.outputs))
     return op.type.startswith("LookupTable") if pinned else op.stateful
 

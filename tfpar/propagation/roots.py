@@ -26,7 +26,8 @@ from tfpar.spec import Replicate, Shard, Spec, canonical
 
 
 def lay_variables(state: PropagationState) -> None:
-    """Lay the variables that the plan fixes, and those that follow them; open the other weights."""
+    """Set the specs of the variables that the plan fixes, and those that follow them; open the
+    other weights."""
     specs, variables = state.specs, state.prepared.graph.variables
     for variable in variables:
         spec = state.anchors.variables.get(variable.name)
@@ -58,7 +59,7 @@ def lay_variables(state: PropagationState) -> None:
 
 
 def find_root(state: PropagationState, op: Op) -> Root | None:
-    """The root that the output of `op` hangs on: `op` if it draws, or what it only relabels."""
+    """Find the root of the output of `op`: `op` if it draws, or what it only relabels."""
     if len(op.outputs) != 1 or state.anchor_of(op.outputs[0]) is not None:
         return None
     moving = [i for i, t in enumerate(op.inputs) if state.is_open(t)]

@@ -52,14 +52,14 @@ class PropagationState:
         confined: the graph is a body, where nothing may cross ranks.
         zeros: tensors that are zero everywhere, and new lists.
         whole: (op, mesh axis) of those that must not split along the axis.
-        followers: by weight, its optimizer slots that nothing else lays, each with the weight's
-            dim for every dim of the slot.
+        followers: by weight, its optimizer slots whose specs nothing else decides, each with the
+            weight's dim for every dim of the slot.
         answers: of strategies; see `memo_trie`.
 
     What is found on the way:
 
     Attributes:
-        specs: of the tensors laid so far; FREE for those that are open.
+        specs: of the tensors so far; FREE for those that are open.
         waiting: the open roots, in the order in which they were opened; each with the ops that
             relabel it.
         root_of: the root of each open tensor. (Of tensors settled since, it is no more than what
@@ -96,7 +96,7 @@ class PropagationState:
         """A state for a pass over some of the ops, in which nothing is done yet.
 
         Args:
-            specs: what the part finds laid, and where it lays its own.
+            specs: the specs that the part finds, and to which it adds its own.
             opened: the weights that are open when it begins.
         """
         roots = list(opened)

@@ -90,7 +90,7 @@ def record(
 def keep(
     state: PropagationState, op: Op, decision: Decision, planned: Sequence[Spec] | None = None
 ) -> None:
-    """Lay what `op` makes; `planned_op` as of `record`."""
+    """Settle the specs of the outputs of `op`; `planned_op` as of `record`."""
     result = state.result
     for i, (tensor, made) in enumerate(zip(op.outputs, decision.strategy.out_specs, strict=True)):
         kept = choose_final_spec(state, tensor, made) if planned is None else planned[i]
@@ -119,12 +119,12 @@ def move(state: PropagationState, tensor: Tensor, need: Spec) -> None:
 
 
 def _settle(state: PropagationState, tensor: Tensor, need: Spec) -> None:
-    """Make the open `tensor` come out as `need` where its root can be laid so."""
+    """Make the open `tensor` come out as `need` where its root can have the spec for it."""
     settle_root(state, *root_spec(state, tensor, need))
 
 
 def settle_root(state: PropagationState, root: Root, spec: Spec) -> None:
-    """Lay an open weight or draw as `spec`, and run everything that only relabelled it."""
+    """Give an open weight or draw the spec `spec`, and run everything that only relabelled it."""
     waiting = state.waiting.pop(root)
     if isinstance(root, Op):
         record(state, root, draw_with_spec(state, root, spec))

@@ -25,7 +25,7 @@ class UnevenSplitError(Exception):
 
 
 def check_shares(partitioned: PartitionedGraph, mesh: UnevenMesh) -> None:
-    """Check that `partitioned_graph`, laid out on the even mesh, may run on the uneven one.
+    """Check that `partitioned_graph`, partitioned on the even mesh, may run on the uneven one.
 
     Raises:
         CannotShare: it may not.

@@ -27,7 +27,7 @@ class View(Protocol):
 
     @property
     def specs(self) -> Mapping[Tensor, Spec | None]:
-        """The specs of what is laid by now; FREE for what is open."""
+        """Specs of tensors so far; FREE for those that are open."""
 
     def anchor_of(self, tensor: Tensor) -> Spec | None:
         """The spec that the plan gives a tensor by its name."""

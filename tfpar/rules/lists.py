@@ -30,7 +30,7 @@ def _rule(
 ) -> OpRule | None:
     """A rule in which `E` stands for the dims of an element, `W` for those after its first.
 
-    None where the elements of the list are not all alike.
+    None where the elements differ in their dims.
     """
     # An element that is itself a list has its length in front, which stays whole.
     whole = 1 if op.attrs.get("element_dtype") == "variant" else 0

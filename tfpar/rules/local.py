@@ -82,7 +82,8 @@ class LocalOp:
         return self.build.per_rank([np.asarray(s, dtype) for s in self.starts(factor)], dtype)
 
     def mask_padding(self, x: Tensor, position: int, dim: int, fill: Any) -> Tensor:
-        """`x`, which lies like input `position`, with the padding along `dim` set to `fill`."""
+        """`x`, which has the spec of input `position`, with the padding along `dim` set to
+        `fill`."""
         length = self.op.inputs[position].shape[dim]
         spec = self.in_specs[position]
         keep = [

@@ -162,7 +162,8 @@ class OpRule:
 
 
 def find_relabelled_inputs(op: Op, rule: OpRule) -> tuple[int, ...]:
-    """The inputs that `op` only hands on, so that they may lie as its output is to lie."""
+    """Find the inputs that `op` only hands on, so that they may have the spec that its output is to
+    have."""
     return rule.monotone or ((0,) if op.type in CONVERTED else ())
 
 

@@ -47,7 +47,7 @@ def with_chunks(mesh: Mesh, chunks: int) -> Mesh:
 def build_chunked_program(laid: PartitionedGraph) -> LocalProgram:
     """The program of a step whose batch is in chunks.
 
-    Variables lie as without, and inputs are fed alike. A loop or branch whose body has an effect
+    Variables and inputs have the same specs as without. A loop or branch whose body has an effect
     cannot run on chunks: its effect would come more than once.
 
     Args:

@@ -44,7 +44,7 @@ def build_microbatched_program(
 ) -> LocalProgram:
     """The program of a step whose batch is in microbatches.
 
-    Variables lie as without, and inputs are fed alike.
+    Variables and inputs have the same specs as without.
 
     Args:
         laid: the step with the axis of the microbatches (`chunks.split_batch`).

@@ -45,7 +45,7 @@ def can_be_computed(tensor: Tensor, there: Collection[Tensor] | Mapping[Tensor, 
     """Whether a scalar can be computed, by ops without effects, of constants and what is there.
 
     Args:
-        there: tensors of the whole step that a set of ranks has.
+        there: tensors of the whole step that an actor has.
     """
     waiting, seen = [tensor], {tensor}
     while waiting:

@@ -48,7 +48,7 @@ class PipelineLowering:
 
     Attributes:
         places: of all ops of the step.
-        schedule: in which order each set of ranks (actor) runs the tasks of its stages.
+        schedule: the order in which each actor runs the tasks of its stages.
         recompute: the backward pass of a stage runs its forward pass again.
         slicing: what is sent in slices; None: nothing.
         ranks: of the job, actor by actor; by default in their order.
@@ -66,7 +66,7 @@ def split_stages(
 ) -> ProgramSet:
     """The program of each actor, which has as many ranks of the job as the mesh.
 
-    All of them are fed alike, and give what the step gives.
+    All of them get the same inputs, and give what the step gives.
 
     Args:
         program: of the whole step; its ops have places.
@@ -87,7 +87,7 @@ def split_stages(
 
 
 def write_in_stages(partitioned: PartitionedGraph, step: PipelineLowering) -> LocalProgram:
-    """The program of a whole step whose ops have places, as if one set of ranks ran all of it."""
+    """The program of a whole step whose ops have places, as if one actor ran all of it."""
     program = build_local_program(partitioned, step.places)
     sink_input_slices(program)
     sink_all_gathers(program)
@@ -101,7 +101,7 @@ def send_in_slices(program: LocalProgram, step: PipelineLowering) -> None:
 
 
 class _Actor:
-    """The program of one set of ranks, as it is written."""
+    """Program of one actor, as it is written."""
 
     def __init__(self, program: LocalProgram, group: Group) -> None:
         self.program = program

@@ -107,7 +107,7 @@ def _merge(
 
     Args:
         kind: of each rank, the position of its graph.
-        shapes: is told of the tensors whose shapes differ, and of these on each rank.
+        shapes: is filled with the tensors whose shapes differ, with the shape on each rank.
     """
     places = [_places(graph) for graph in graphs]
     ends = [[place[t] for t in g.outputs] for g, place in zip(graphs, places, strict=True)]

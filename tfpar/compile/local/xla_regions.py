@@ -414,7 +414,7 @@ class _Region:
 
 
 class _Functions:
-    """The functions of a graph's regions: of regions that are alike, one."""
+    """The functions of a graph's regions: of equal regions, one."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph

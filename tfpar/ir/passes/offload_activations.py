@@ -37,7 +37,7 @@ def offload_activations(graph: Graph, blocks: Sequence[Collection[Op]], roles: R
 
     Args:
         blocks: forward ops of `graph`; no two share one. One that the backward pass reads nothing
-            of, or whose gradient hangs on nothing that follows it, stays as it is.
+            of, or whose gradient depends on nothing that follows it, stays as it is.
         roles: of `graph`.
     """
     kept = _Kept(graph, roles)

@@ -40,7 +40,7 @@ def offload_slots(
     slots: Mapping[str, str],
     gradients: Sequence[Gradient] = (),
 ) -> Graph:
-    """A copy of `graph` in which the slots of some weights lie in the memory of the host.
+    """Return a copy of `graph` in which the slots of some weights are in the memory of the host.
 
     Args:
         weights: their names.
@@ -67,7 +67,7 @@ def offload_slots(
 
 
 def needed_on_device(graph: Graph, slots: Collection[str]) -> dict[str, Op]:
-    """Those of some slots that cannot lie in host memory, each with an op that needs it on the
+    """Find those of some slots that cannot be in host memory, each with an op that needs it on the
     device: one that uses other variables with it, or runs a body on it."""
     handles = {v.handle: v.name for v in graph.variables if v.name in slots}
     found: dict[str, Op] = {}

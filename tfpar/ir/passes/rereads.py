@@ -25,7 +25,7 @@ def find_arrival(
 ) -> tuple[Op, Op] | None:
     """(the op that makes the gradient which arrives at the block, the first op to need a clone).
 
-    That gradient hangs on forward ops that follow the block, but on no clone: waiting for it
+    That gradient depends on forward ops that follow the block, but on no clone: waiting for it
     closes no cycle.
 
     Args:

@@ -17,15 +17,15 @@ _MARK = "slots_of"
 
 
 def name_of_slots(weight: str) -> str:
-    """The name of the tensor that a weight's optimizer computes."""
+    """Return the name of the tensor that a weight's optimizer computes."""
     return f"slots/{weight}:0"
 
 
 def separate_slots(
     graph: Graph, stand_ins: Collection[Op], weights: Collection[str]
 ) -> tuple[Graph, dict[Op, Op]]:
-    """A copy of a planning graph in which the slots of some weights can lie by themselves, and the
-    copy of each op.
+    """Return a copy of a planning graph in which the slots of some weights can have other specs
+    than these, and the copy of each op.
 
     Args:
         stand_ins: the updates (`PlanningGraph.stand_ins`).

@@ -62,13 +62,13 @@ _LEAST_KEPT_FIRST = sorted(FAMILIES, key=lambda name: name == "gpipe")
 def generate(
     name: str, actors: int, microbatches: int, virtual_stages: int | None = None
 ) -> Schedule:
-    """The schedule of a family.
+    """Generate a schedule of a family.
 
         print(generate("1f1b", 2, 4))
 
     Args:
         name: one of `FAMILIES`.
-        actors: sets of ranks.
+        actors: their number.
         virtual_stages: of each actor; by default 2 where the family is made for that, else 1.
 
     Raises:

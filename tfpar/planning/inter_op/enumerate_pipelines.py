@@ -98,7 +98,7 @@ class EnumeratePipelines(Placing):
     """The outer search that tries every number of stages that may pay.
 
     It ends with a plan without stages if predictions cannot tell that the fastest is faster
-    (`search.objective.UNCERTAINTY`). A plan that its planner has not priced is taken as it is.
+    (`planning.objective.UNCERTAINTY`). A plan that its planner has not priced is taken as it is.
     Where memory is short, it takes long to find a plan that fits: from the first number of stages
     on whose fastest plan does not, relaxed estimates come first, until more stages are hardly
     faster by them than some that fit. Those whose fastest plan fits are planned first; of estimates
@@ -416,7 +416,7 @@ def _even(cuts: Sequence[int], most: int, size: int) -> int:
 
 
 def _interleaved(plan: Plan) -> Iterator[Pipeline]:
-    """The pipelines of several stages on each set of ranks that `plan` has."""
+    """Yield the pipelines with several stages on each actor of `plan`."""
     assert plan.stages is not None, "a plan with stages"
     actors, micro, again = plan.stages.num_actors, plan.microbatches, plan.stages.recompute
     for each in STAGES_OF_EACH:

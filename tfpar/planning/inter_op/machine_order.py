@@ -45,7 +45,7 @@ class ActorSlots:
     actors: int
 
     def orders(self) -> list[Order]:
-        """All that can make a difference, but the given one; none if machines are alike."""
+        """All that can make a difference, but the given one; none if all machines are equal."""
         rows: dict[int, list[int]] = {}
         for rank, machine in enumerate(self.cluster.machines[: self.size * self.actors]):
             rows.setdefault(machine, []).append(rank)

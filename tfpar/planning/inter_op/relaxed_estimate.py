@@ -53,7 +53,7 @@ def estimate_relaxed(
 
     Args:
         problem: of the ranks of a stage.
-        kinds: how many sets of ranks have such machines.
+        kinds: how many actors have such machines.
 
     Raises:
         PlanError: no plan satisfies the constraints.

@@ -165,7 +165,7 @@ class LinkFactorEvaluator:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PlanRepricer:
-    """A candidate that is priced again and again: what does not hang on links is found once.
+    """Pricer of a candidate at other link speeds: what does not depend on links is computed once.
 
     Attributes:
         cluster: of all ranks.

@@ -43,7 +43,8 @@ class PlannerChoice(NamedTuple):
 class AutoPlanner:
     """Rhino's planner, which decides every op, unless something speaks for another one:
 
-    * much of the step is spent in loops or branches: TAP's, which prices them as they are laid;
+    * much of the step is spent in loops or branches: TAP's, which prices them as they are
+      partitioned;
     * the graph is so large, folded, that Rhino's would take longer than the budget (30 s where
       nothing is said), or than training can gain (`planning.intra_op.gain`): TAP's, which has its
       first plan at once, and prices no more candidates than there is time for by the latter.

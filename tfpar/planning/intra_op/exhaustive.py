@@ -115,7 +115,7 @@ class ExhaustivePlanner:
 
 
 def _of_weights(problem: Problem, model: FoldedModel) -> Iterator[FoldedPlan]:
-    """Every plan in which each weight lies in one of its ways."""
+    """Yield every plan in which each weight takes one of its options."""
     idle = idle_mesh(problem.meshes)
     meshes = [*problem.meshes, *([idle] if idle is not None else [])]
     groups = {logical: weight_groups(problem, model, logical) for logical in meshes}
@@ -135,7 +135,8 @@ def _of_weights(problem: Problem, model: FoldedModel) -> Iterator[FoldedPlan]:
 def _laid(
     problem: Problem, model: FoldedModel, logical: LogicalMesh, weights: Mapping[str, Spec]
 ) -> FoldedPlan | None:
-    """The plan that lays `weights` so; None if some op cannot run then, or an axis has no use."""
+    """Return the plan with these specs of `weights`; None if some op cannot run then, or an axis
+    has no use."""
     given = {name: fixed.spec for name, fixed in problem.fixed.items()}
     known = {v.name for v in model.prepared.graph.variables}
     laid = {**weights, **{n: spec for n, spec in given.items() if n in known}}

@@ -23,7 +23,7 @@ PLANNERS: dict[str, Callable[..., Planner]] = {
 
 
 def _is_planner(value: Any) -> bool:
-    """Whether `value` is what `search.problem.Planner` describes."""
+    """Whether `value` is what `planning.problem.Planner` describes."""
     if isinstance(value, type):
         return False
     return callable(getattr(value, "solve", None)) and isinstance(getattr(value, "name", None), str)

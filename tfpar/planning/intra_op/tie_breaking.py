@@ -46,8 +46,8 @@ def pick_simplest(found: Sequence[F], problem: Problem) -> F:
 
 
 def collective_penalty(best: FoldedPlan, problem: Problem) -> float:
-    """Seconds by which to count each collective dearer, to find simpler plans near `best`; 0 where
-    there is nothing to look for.
+    """Return the penalty on each collective, in seconds, that finds simpler plans near `best`; 0
+    where there is nothing to look for.
 
     With C collectives and a step of S seconds it is `uncertainty * S / C`. What costs least with it
     is no further behind than S (1 + uncertainty), and has no more collectives.

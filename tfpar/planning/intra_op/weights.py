@@ -16,7 +16,7 @@ from tfpar.spec import Placement, Shard, Spec, replicated_spec
 
 @dataclasses.dataclass(eq=False)
 class WeightGroup:
-    """Weights that are laid alike: those at one place of a block's instances.
+    """Weights with one spec: those at one place of a block's instances.
 
     Attributes:
         options: the first one is whole.

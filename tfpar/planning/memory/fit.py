@@ -108,8 +108,7 @@ class MemoryFit:
 
 
 def is_near(plan: Plan, other: Plan) -> bool:
-    """Whether predictions cannot tell that a plan is slower than another; nothing is told of plans
-    without prices."""
+    """Whether predictions cannot tell that a plan is slower than another; true without prices."""
     if plan.cost is None or other.cost is None:
         return True
     return plan.cost.seconds <= other.cost.seconds * (1 + UNCERTAINTY)

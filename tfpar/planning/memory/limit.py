@@ -61,7 +61,7 @@ def _moves_of_choice(
 
 
 def _moves(problem: Problem, planner: Planner, away: OffloadPlan) -> Iterator[MemoryMove]:
-    """The moves where memory decides what is recomputed; `away` lies in host memory.
+    """The moves where memory decides what is recomputed; `away` is in host memory.
 
     Sharding slots moves as many bytes as summing gradients does, so it comes first. Another layout
     exchanges more, recomputing computes more; either may be what a byte costs least by, so both

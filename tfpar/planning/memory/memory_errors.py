@@ -141,12 +141,12 @@ def check_room(problem: Problem, limits: Sequence[float]) -> None:
 def memory_error(plan: Plan, partitioned: PartitionedGraph, problem: Problem) -> MemoryLimitError:
     """The error that says by how much the best plan does not fit.
 
-    Of a pipeline, the plan is of the whole step on one set of ranks, and the limit what a rank of
-    each may store, together.
+    Of a pipeline, the plan is of the whole step on the ranks of one actor, and the limit what a
+    rank of each may store, together.
 
     Args:
         plan: as a planner found it, with its cost.
-        partitioned: the step's graph as the plan lays it.
+        partitioned: the step's graph, partitioned by the plan.
     """
     assert plan.cost is not None, "a plan that was priced"
     cost, limit, sets = plan.cost, problem.memory_limit, problem.num_actors

@@ -79,7 +79,7 @@ def bound_to_device(graph: Graph) -> frozenset[str]:
 def offload_graph_slots(
     graph: Graph, weights: Sequence[str], slots: Mapping[str, str], gradients: Sequence[Gradient]
 ) -> Graph:
-    """A copy of `graph` in which the slots of these weights lie in host memory.
+    """Return a copy of `graph` in which the slots of these weights are in host memory.
 
     Args:
         slots: `slots_of` the graph.

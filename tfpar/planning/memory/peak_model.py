@@ -12,7 +12,7 @@ class PeakMemoryModel:
     """Estimate of the peak bytes of a step from its sums of activations and gradients.
 
     The backward pass frees activations while it makes gradients. So at its peak a step stores the
-    larger of the two sums, and a part of the smaller one: little where layers are alike, nearly all
+    larger of the two sums, and a part of the smaller one: little where layers are equal, nearly all
     where the last of them has most weights.
 
     Attributes:

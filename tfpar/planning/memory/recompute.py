@@ -29,7 +29,7 @@ class Blocks:
     """Blocks and scopes of a step that can be recomputed.
 
     Attributes:
-        repeats: names of blocks that are alike, in the order in which they run.
+        repeats: names of equal blocks, in the order in which they run.
         ops: forward ops of these blocks, by name.
         scopes: of other parts, by the scopes of their ops without the numbers of calls.
     """
@@ -91,10 +91,10 @@ class Blocks:
         return tuple(found)
 
     def named(self, names: Sequence[str], told: str) -> list[Sequence[Op]]:
-        """The ops of the blocks called so; one that lies in another goes with that.
+        """The ops of the blocks called so; one within another goes with that.
 
         Args:
-            told: what the plan does with a block `{}`, in messages.
+            told: the plan's treatment of a block `{}`, in messages.
 
         Raises:
             PlanError: no such block.

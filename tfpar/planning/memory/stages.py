@@ -225,8 +225,8 @@ class Reassign:
 def with_prices(plan: Plan, problem: Problem, cluster: Cluster) -> Plan:
     """A plan with stages that was not searched, with what it costs.
 
-    It stays without where it does not train, or where a set of ranks has nothing to do that takes
-    time: such a plan runs, though nobody would find it.
+    It stays without where it does not train, or where an actor has nothing to do that takes time:
+    such a plan runs, though nobody would find it.
 
     Args:
         cluster: the machines of all ranks.

@@ -16,14 +16,15 @@ from tfpar.propagation.prepared_graph import prepare
 
 
 def propagate_plan(plan: Plan, problem: Problem) -> PartitionedGraph:
-    """The whole graph of a problem as `plan` lays it, with what it computes again."""
+    """Partition the whole graph of a problem by `plan`, with what it computes again."""
     return propagate_transformed(plan, apply_plan_transforms(problem, plan))
 
 
 def propagate_transformed(
     plan: Plan, problem: Problem, whole: Collection[Tensor] = ()
 ) -> PartitionedGraph:
-    """The whole graph of a problem as `plan` lays it, which is as the plan runs it already.
+    """Partition the whole graph of a problem by `plan`, where the graph is as the plan runs it
+    already.
 
     Args:
         whole: see `propagation.prepare`.

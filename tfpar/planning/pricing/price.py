@@ -35,13 +35,14 @@ from tfpar.spec import Mesh, UnevenMesh
 
 
 class StepPricer(Protocol):
-    """A step laid by a plan, which is priced again and again."""
+    """Pricer of a step that a plan has partitioned, in any pieces and stages."""
 
     def price(self, plan: Plan, ranks: Sequence[int] = (), mesh: UnevenMesh | None = None) -> Plan:
-        """`plan`, which lays the step so, with what it costs in its pieces or its schedule.
+        """Return `plan`, which has partitioned the step so, with its cost in its pieces or its
+        schedule.
 
         Args:
-            ranks: of its mesh, at whose pace all run; by default each set of ranks at its own.
+            ranks: of its mesh, at whose pace all run; by default each actor at its own.
             mesh: as they see it, if they have unequal shares of the batch.
 
         Raises:
@@ -85,7 +86,8 @@ def price_whole(plan: Plan, problem: Problem) -> tuple[Cost, PartitionedGraph]:
 
 
 def make_step_pricer(plan: Plan, problem: Problem, cluster: Cluster) -> StepPricer | None:
-    """The step of a problem as `plan` lays it; arguments and errors as of `price_plan`."""
+    """Return the pricer of a problem's step, partitioned by `plan`; arguments and errors as of
+    `price_plan`."""
     if plan.stages is None:
         return SingleStagePricer.of(plan, problem, cluster)
     cut = PipelinePricer.of(plan, problem)
@@ -94,10 +96,10 @@ def make_step_pricer(plan: Plan, problem: Problem, cluster: Cluster) -> StepPric
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SingleStagePricer:
-    """A step whose ranks all run all of it.
+    """Pricer of a step of which each rank runs all ops.
 
     Attributes:
-        laid: what a plan makes of it.
+        laid: its partitioned graph under a plan.
         roles: of its graph.
         cluster: the machines.
         state_ratio: see `evaluate`.
@@ -115,7 +117,7 @@ class SingleStagePricer:
 
     @classmethod
     def of(cls, plan: Plan, problem: Problem, cluster: Cluster) -> SingleStagePricer:
-        """The step of a problem as `plan` lays it."""
+        """Return the pricer of a problem's step, partitioned by `plan`."""
         with collection_paused():
             again = apply_plan_transforms(problem, plan)
             laid = propagate_transformed(plan, again)
@@ -235,7 +237,7 @@ def ranks_along(mesh: Mesh, axis: int) -> list[list[int]]:
 
 
 def actor_clusters(plan: Plan, cluster: Cluster) -> list[Cluster]:
-    """The machines of each set of ranks."""
+    """Return the subcluster of each actor."""
     if plan.stages is None:
         return [cluster]
     return [cluster.part(group) for group in plan.stages.groups(plan.mesh.size)]

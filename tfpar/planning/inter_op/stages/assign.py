@@ -82,10 +82,10 @@ def assign(
     deadline: Deadline | None = None,
 ) -> Assignment:
     """The assignment that sends least, each stage with a unit at least; among those that the solver
-    could have taken, one whose stages take more alike.
+    could have taken, one whose stages are better balanced.
 
     Args:
-        paces: of stages (`slowdowns`); by default all alike.
+        paces: of stages (`slowdowns`); by default all 1.
         rooms: what the devices of stages can hold; None: everything.
         links: between the devices of stages; None: what is sent takes no time.
         tolerance: by how much, relative to the average, a stage may take longer.

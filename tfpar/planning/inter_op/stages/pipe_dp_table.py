@@ -47,8 +47,8 @@ class PipeDpTable:
     """Table of the seconds and bytes of runs of layers in each stage.
 
     Args:
-        seconds, fixed, kept, sent: of each layer, as those of `layers.Layer`.
-        speeds, bandwidths, memory: of each stage, as those of `layers.Place`.
+        seconds, fixed, kept, sent: of each layer, as those of `pipe_dp.ChainLayer`.
+        speeds, bandwidths, memory: of each stage, as those of `pipe_dp.StageDevice`.
         in_flight: of each stage, the most microbatches that it keeps.
     """
 

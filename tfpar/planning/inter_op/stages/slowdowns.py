@@ -18,7 +18,7 @@ Paces = Sequence[float]
 
 
 def normalize_slowdowns(paces: Paces | None, num_stages: int) -> Paces:
-    """The pace of each stage; by default all alike.
+    """Return the pace of each stage; by default all are 1.
 
     Raises:
         ArgumentError: not one for each stage, or one that is not above 0, or has no end.

@@ -73,7 +73,7 @@ def minimize_traffic(
         most_seconds: that a stage may take.
         start: an assignment that keeps to all this, for the case that nothing better is found in
             time.
-        paces: of stages; by default all alike.
+        paces: of stages; by default all 1.
         rooms: what the devices of stages can hold; None: everything.
 
     Raises:

@@ -80,7 +80,7 @@ def assign_step(
     Args:
         seconds: of one op, forward or backward, of a whole batch, on a stage of pace 1.
         fixed: stages of ops, as far as they are given; the rest of a unit goes with them.
-        paces: of stages; by default all alike.
+        paces: of stages; by default all 1.
         before: stages in which they do not fit into memory: others are found that may.
         links: between the devices of stages; None: what is sent takes no time.
         tolerance: by how much, relative to the average, a stage may take longer. Finer units are
@@ -135,8 +135,8 @@ def assign_step(
 
 
 def _too_large(units: StepUnits, depth: Mapping[Op, int], deepest: int, paces: Paces) -> list[Op]:
-    """The ops of units that are to be cut, of those that can be: where stages that take alike would
-    end amid them; or else those that take half as long as the longest at least."""
+    """The ops of units that are to be cut, of those that can be: where balanced stages would end
+    amid them; or else those that take half as long as the longest at least."""
     coarse: dict[int, list[Op]] = {}
     for op, unit in units.unit_of.items():
         if depth[op] < deepest:

@@ -15,7 +15,7 @@ from tfpar.spec.arguments import finite, integer
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """A part of a model that lies in one stage.
+    """Part of a model that is assigned to one stage.
 
     Attributes:
         name: for messages.

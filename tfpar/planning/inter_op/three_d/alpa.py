@@ -66,7 +66,7 @@ class AlpaPlan:
     seconds: float
 
     def strategy(self) -> Strategy3D:
-        """The plan as a strategy, of stages that are alike.
+        """Convert the plan to a strategy, whose stages are equal.
 
         Raises:
             PlanError: they are not.
@@ -87,11 +87,11 @@ def alpa(model: StrategyProblem, equal: bool = False) -> AlpaPlan:
     """The plan that takes least by the objective of the outer level.
 
     Args:
-        model: on devices that are alike; `baselines.alpa` makes them so.
+        model: on equal devices; `baselines.alpa` makes them so.
         equal: all stages have submeshes of one shape.
 
     Raises:
-        PlanError: nothing fits, or the machines are not alike.
+        PlanError: nothing fits, or the machines are not equal.
     """
     if len({device.name for device in model.cluster.devices}) > 1:
         raise PlanError("Alpa takes all devices to be alike; give it the slowest in place of each.")

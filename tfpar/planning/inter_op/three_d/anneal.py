@@ -53,7 +53,7 @@ def anneal(
             as it does not end so.
         starts: strategies that are among those that are compared at the end; their degrees are gone
             through first.
-        progress: is told of each point that is priced.
+        progress: is called with each point that is priced.
 
     Raises:
         PlanError: there is no strategy; a MemoryLimitError if none was found that fits.

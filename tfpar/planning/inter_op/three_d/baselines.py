@@ -56,7 +56,7 @@ def random_search(
 
     Args:
         seconds: after which the search ends with what it has, one strategy at least.
-        progress: is told of each point that is priced.
+        progress: is called with each point that is priced.
 
     Raises:
         PlanError: there is no strategy; a MemoryLimitError if none that was drawn fits.

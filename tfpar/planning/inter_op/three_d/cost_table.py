@@ -114,7 +114,7 @@ class LayerCost:
 
 
 class Kind(Protocol):
-    """Layers that are alike, as a search sees them."""
+    """Layer type, as a search sees it."""
 
     @property
     def shapes(self) -> Collection[tuple[int, int]]:
@@ -182,7 +182,7 @@ _SHARED = ("fixed_bytes", "gradient_bytes", "slot_bytes", "weight_bytes")
 
 @dataclasses.dataclass(frozen=True)
 class LayerType:
-    """Layers that are alike.
+    """Type of equal layers.
 
     Attributes:
         seconds: of a microbatch on one rank, without what ranks exchange; of a layer with experts,

@@ -53,7 +53,7 @@ class Evaluation:
     """The points of a space, each bounded once, and simulated once if that is asked for.
 
     Args:
-        progress: is told of each point that is priced.
+        progress: is called with each point that is priced.
 
     Attributes:
         best_s: the least seconds that were simulated.

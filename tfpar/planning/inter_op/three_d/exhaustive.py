@@ -26,7 +26,7 @@ def exhaustive(
     Args:
         seconds: after which the search ends with what it has.
         starts: strategies that are among those that are compared at the end.
-        progress: is told of each point that is priced.
+        progress: is called with each point that is priced.
 
     Raises:
         PlanError: there is none; a MemoryLimitError if none fits.

@@ -106,7 +106,7 @@ class StepPrices:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StepLayer:
-    """Layers of a step that are alike: the `table.Kind` of one of its folded graph."""
+    """Type of equal layers of a step: the `cost_table.Kind` of a layer of its folded graph."""
 
     prices: StepPrices
     number: int

@@ -31,7 +31,7 @@ def search_strategies(
     Args:
         seconds: after which the search ends with what it has. The same seed finds the same as long
             as it does not end so.
-        progress: is told of each point that is priced: (degrees, points priced so far).
+        progress: is called with each point that is priced: (degrees, points priced so far).
 
     Raises:
         PlanError: there is none; a MemoryLimitError if none fits.

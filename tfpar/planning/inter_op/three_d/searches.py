@@ -37,7 +37,7 @@ def ranked_strategies(
         search: "anneal", "exhaustive", "random", "alpa" or "megatron".
         seed: of what draws strategies at random.
         seconds: after which a search that can ends with what it has.
-        progress: is told of each point that is priced.
+        progress: is called with each point that is priced.
 
     Raises:
         PlanError: there is no strategy; a MemoryLimitError if none fits.

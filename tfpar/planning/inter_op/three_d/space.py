@@ -81,7 +81,7 @@ class StrategySpace:
     """All points of a model on a cluster.
 
     Attributes:
-        kinds: machines that are alike, by kind.
+        kinds: equal machines, by type.
         degrees: those for which the table has times on every device.
 
     Raises:

@@ -147,7 +147,7 @@ class Strategy3D:
 
     @property
     def actors(self) -> int:
-        """Number of sets of ranks that run stages."""
+        """Number of actors."""
         return len(self.counts) // self.virtual
 
     @property

@@ -43,9 +43,9 @@ class FragmentOutcome:
         writes: specs of tensors that other segments read, and of weights it settled.
         terms: the price of what is the segment's own.
         reshards: of tensors that other segments may reshard too, each with its price.
-        idle: (weight, mesh axis, op): split weights gathered for an op that all ranks along
-            the axis then compute alike.
-        error: why propagation cannot go on, or empty.
+        idle: (weight, mesh axis, op): split weights gathered for an op that all ranks along the
+            axis then compute in full.
+        error: the reason for which propagation cannot go on, or empty.
         steps: what changes when it takes another outcome's place, as far as that was asked.
     """
 
@@ -62,11 +62,11 @@ class OutcomeDelta:
     """From one outcome of a segment to another: what changes.
 
     Attributes:
-        terms: how much dearer the segment's own work gets.
+        terms: the increase of the segment's own cost.
         wants: reshards that only the later outcome asks for.
         drops: reshards that only the earlier one asked for.
-        lays: tensors that are laid in another way, or by this segment now.
-        leaves: tensors that this segment lays no more.
+        lays: tensors that have another spec, or get it from this segment now.
+        leaves: tensors that no longer get a spec from this segment.
     """
 
     terms: Terms
@@ -108,8 +108,8 @@ class FragmentMemo(MemoTrie[FragmentOutcome]):
         """Look up the outcome of segment `at` in these surroundings; None if it never ran in them.
 
         Args:
-            made: by tensor, which segment laid it, and how.
-            initial: what is laid before the first segment.
+            made: by tensor, the segment that settled its spec, and the spec.
+            initial: the specs before the first segment.
         """
         node = self.root
         while type(node) is TrieNode:  # the innermost loop of a search

@@ -21,7 +21,7 @@ def closed_segments(
     """`fragments`, changed so that a weight left open, or a draw, is settled where it is opened.
 
     What waits with an open weight, its read and casts of that, goes to the first segment that reads
-    it: until then nothing hangs on it. Otherwise segments are merged.
+    it: until then nothing depends on it. Otherwise segments are merged.
 
     Args:
         open_handles: of the weights that are open before the first op.

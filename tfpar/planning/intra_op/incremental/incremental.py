@@ -146,7 +146,7 @@ class IncrementalPricer:
         return ""
 
     def broken(self) -> dict[Op, str]:
-        """Ops that the laid plan cannot serve, and why; empty for a valid plan."""
+        """Ops that cannot run under the current plan, and why; empty for a valid plan."""
         error = self.settle()
         if error:
             return {self.first_op(self.dirty[0]): error}
@@ -295,7 +295,7 @@ class IncrementalPricer:
             self._resize(variable)
 
     def _look_again(self, tensor: Tensor, at: int = -1) -> None:
-        """The segments after `at` that read `tensor` must be looked up."""
+        """Queue the segments after `at` that read `tensor`."""
         queued = self.queued
         for reader in self.readers.get(tensor, ()):
             if reader > at and not queued[reader]:

@@ -20,7 +20,7 @@ class Surroundings(Protocol):
 
 
 class Ledger(dict[Tensor, "Spec | None"]):
-    """The specs that segment `at` finds and lays; a propagation takes it for its `specs`.
+    """The specs that segment `at` finds and settles; a propagation takes it for its `specs`.
 
     Attributes:
         read: what it found in its surroundings that plans differ in, in the order in which it

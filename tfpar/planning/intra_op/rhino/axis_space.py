@@ -87,7 +87,7 @@ class AxisStrategySpace:
             long for large graphs; raises once the search has been given up.
 
     Attributes:
-        nodes: the ops of each node; those of one run alike.
+        nodes: the ops of each node, which run in the same way.
         place: the node of each op.
         strategies: of each node.
     """
@@ -157,7 +157,8 @@ class AxisStrategySpace:
         return growth
 
     def _tied(self) -> tuple[list[list[Op]], dict[Op, int]]:
-        """Nodes, each the ops that run alike, and the number of each op's node."""
+        """Return the nodes, each of ops that run in the same way, and the number of each op's
+        node."""
         leader: dict[Op, Op] = {}
         there = set(self.graph.ops)
         for row in self.model.folded.rows:

@@ -78,7 +78,7 @@ class Growth:
                         self.add(op, AxisSplit((factor, PLAIN)))
 
     def place(self, tensor: Tensor, placement: Placement) -> None:
-        """Say that `tensor` may lie so."""
+        """Add a placement that `tensor` may have."""
         seen = self.placements.setdefault(tensor, {})
         if isinstance(placement, Shard | Partial) and placement not in seen:
             seen[placement] = None

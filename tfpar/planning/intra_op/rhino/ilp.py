@@ -10,9 +10,9 @@ for each reader r with these marginals (`_products`):
 
     sum_q A_trpq = P_tp        sum_p A_trpq = Q_trq        A_trpq >= 0
 
-At integer X they hold for the products and for nothing else. They imply §4.2's
-A >= P + Q - 1 and are much tighter where X is not integer, so that the relaxation nearly always is.
-A move that cannot be has A = 0. What several readers need alike is moved once (`_once`):
+At integer X they hold for the products and for nothing else. They imply §4.2's A >= P + Q - 1 and
+are much tighter where X is not integer, so that the relaxation nearly always is. A move that cannot
+be has A = 0. A tensor that several readers need in the same state is moved once (`_once`):
 
     B_tpq >= A_trpq            for each reader r
 

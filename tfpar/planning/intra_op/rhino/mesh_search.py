@@ -73,7 +73,7 @@ class SearchStatistics:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MeshShapePlan(FoldedPlan):
-    """The plan found on one shape of the mesh, which lays all variables.
+    """Plan on one mesh shape, with the specs of all variables.
 
     Attributes:
         report: see `SearchStatistics`.
@@ -106,7 +106,7 @@ class Networks:
         """The networks that may be right, the likeliest first.
 
         Args:
-            surcharge_s: seconds that each collective counts dearer.
+            surcharge_s: penalty of each collective, in seconds.
         """
         for kind in self._kinds:
             key = kind, surcharge_s
@@ -126,7 +126,7 @@ class MeshShapeSearch:
         batch_axes: those that split the batch; None leaves that open.
         level: 2 relaxes programs, and goes through segments where that is not enough; 3 solves
             them.
-        offer: is told of each plan that is found.
+        offer: is called with each plan that is found.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class MeshShapeSearch:
         return other
 
     def counting(self, surcharge_s: float) -> MeshShapeSearch:
-        """The search in which each collective counts dearer by so many seconds; what this one has
+        """Return the search with a penalty of so many seconds on each collective; what this one has
         found out, it knows."""
         other = copy.copy(self)
         other.surcharge_s, other.offer = surcharge_s, None

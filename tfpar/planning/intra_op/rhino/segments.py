@@ -15,12 +15,12 @@ of the critical node before. A small segment is a table (`tables`), a large one 
 (`ilp`).
 
 The paper's segments are nearly linear, and so are a model's forward and backward pass. But some
-tensors pass a critical node by: residuals, and activations that the backward pass reads. Their
-cost is that of what was decided on the way here, which is not revised at once. Likewise late work,
-which hides behind the backward pass only as a whole, is counted at a fixed part `exposed` of its
-time. Both are given up for speed, and won back in part afterwards: pairs of neighbouring segments
-are decided again together, and so are groups of nodes that have to agree on how a weight lies
-(`neighbourhoods`), which may lie far apart.
+tensors pass a critical node by: residuals, and activations that the backward pass reads. Their cost
+is that of what was decided on the way here, which is not revised at once. Likewise late work, which
+hides behind the backward pass only as a whole, is counted at a fixed part `exposed` of its time.
+Both are given up for speed, and won back in part afterwards: pairs of neighbouring segments are
+decided again together, and so are groups of nodes that have to agree on the spec of a weight
+(`neighbourhoods`), which may be far apart.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class _Path:
 def neighbourhoods(
     network: CostNetwork, weights: Iterable[int], intensive: Collection[int]
 ) -> list[list[int]]:
-    """For each of the nodes `weights`, the nodes that have to agree on how it lies.
+    """For each of the nodes `weights`, the nodes that have to agree on its spec.
 
     They are those around it up to ops that are `intensive`, at most `MAX_GROUP`, the nearest first:
     the variable, what reads and casts it, its products, its gradient and its update.

@@ -49,7 +49,7 @@ def price_spec_options(
     limit += plans[0].cost().memory_bytes - cost.memory_bytes
 
     def seconds(group: Sequence[Variable], spec: Spec) -> float:
-        """The step with the variables `group` laid as `spec`."""
+        """Return the least seconds of a step in which the variables `group` have `spec`."""
         least = math.inf
         for laid in plans:
             try:

@@ -55,7 +55,7 @@ class Key(NamedTuple):
 
     Attributes:
         over: bytes beyond the device's memory.
-        judged: `seconds`, and what collectives are counted dearer (`MeshSearch.simplify`).
+        judged: `seconds`, and the penalty on collectives (`MeshSearch.simplify`).
         split: how many groups of weights are split.
     """
 
@@ -77,7 +77,7 @@ class MeshSearch:
 
     Args:
         deadline: when the best plan priced so far is to do; by default the search has no end.
-        offer: is told of each plan that is better than those before.
+        offer: is called with each plan that is better than those before.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class MeshSearch:
     # --- search --------------------------------------------------------------------
 
     def glance(self, layouts: Iterable[Layout]) -> None:
-        """Price whole weights and these layouts; the best is laid.
+        """Price whole weights and these layouts, and take the best.
 
         Args:
             layouts: of meshes like this one.
@@ -156,11 +156,11 @@ class MeshSearch:
         self._restore(best, self.key)
 
     def explore(self, others: Iterable[Layout], near: Candidates) -> None:
-        """Find out what the mesh promises, after a glance: what is near the layout that is laid is
+        """Find out what the mesh promises, after a glance: plans near the current layout are
         priced, and near these other ones.
 
         Args:
-            near: the plans of a unit that are near the one that is laid.
+            near: the plans of a unit that are near the current one.
         """
         self._sweep(near)
         for layout in others:
@@ -171,7 +171,7 @@ class MeshSearch:
                 self._restore(before, key)
 
     def exhaust(self) -> None:
-        """From the layout that is laid on, price all plans of each subgraph."""
+        """Price all plans of each subgraph, from the current layout on."""
         self._sweep(every)
 
     @property
@@ -185,7 +185,7 @@ class MeshSearch:
         return {g.name: g.options[0] for g in self.groups}
 
     def _begin_with(self, layout: Layout) -> None:
-        """Lay the weights as they lie on another mesh."""
+        """Give the weights the specs that they have on another mesh."""
         for group in self.groups:
             pick = resembling(layout.get(group.name), group)
             if pick is not None:
@@ -196,7 +196,7 @@ class MeshSearch:
     def refine(self) -> None:
         """Price all plans of each subgraph until none improves.
 
-        What suits the blocks hangs on how the weights around them are laid, which the residual
+        What suits the blocks depends on the specs of the weights around them, which the residual
         stream runs through: each of their options is tried, with the blocks that feel it fitted to
         it. Where memory is short, what plans store is then looked at closely, and the search goes
         on.
@@ -209,7 +209,8 @@ class MeshSearch:
             self.exhaust()
 
     def simplify(self, surcharge_s: float) -> FoldedPlan | None:
-        """The best plan near the one that is laid, each collective counted `surcharge_s` dearer."""
+        """Return the best plan near the current one, with a penalty `surcharge_s` on each
+        collective."""
         self.surcharge_s = surcharge_s
         self.priced.clear()
         self.key = self._price()
@@ -258,7 +259,7 @@ class MeshSearch:
         return live_peak(laid, self.plans.pricer, cost.bucket_bytes, ratio).in_cost(cost)
 
     def look_closely(self) -> bool:
-        """Find out what the laid plan stores at once; whether that changes by how much it fits.
+        """Find out what the current plan stores at once; whether that changes by how much it fits.
 
         What a plan stores at its peak takes a propagation of the whole graph to know. So it is
         found out for one plan now and then, and then taken for all: the least that was seen.
@@ -301,7 +302,7 @@ class MeshSearch:
         return self._found(self._cost_and_live())
 
     def _found(self, cost: Cost, picks: Mapping[int, int] | None = None) -> FoldedPlan:
-        """The plan that is laid, in which the groups of these ids have other options than they
+        """Return the current plan, in which the groups of these ids have other options than they
         have chosen."""
         return FoldedPlan(
             self.logical.mesh,
@@ -318,7 +319,7 @@ class MeshSearch:
         return dataclasses.replace(self.anchors, variables={**self.anchors.variables, **chosen})
 
     def _tell(self, key: Key, picks: Mapping[int, int] | None = None) -> None:
-        """Tell of the plan that is laid; `picks` as of `_found`."""
+        """Report the current plan; `picks` as of `_found`."""
         if self.offer is None or key == INVALID:
             return
         cost = self.plans.cost()
@@ -390,7 +391,7 @@ class MeshSearch:
         return found
 
     def lay(self, group: WeightGroup, pick: int) -> None:
-        """Lay the group's weights as its option number `pick`."""
+        """Give the group's weights its option number `pick`."""
         for variable in group.variables:
             self.plans.lay(variable, group.options[pick])
 
@@ -404,7 +405,7 @@ class MeshSearch:
         return ""
 
     def _price(self) -> Key:
-        """The key of the plan that is laid; infinite if it is invalid."""
+        """Return the key of the current plan; infinite if it is invalid."""
         statistics = self.model.statistics
         statistics.candidates += 1
         self.deadline.count_candidate()
