@@ -48,7 +48,7 @@ class CompileOptions:
         microbatches: how many pieces it computes that part in whose activations are not kept at
             the same time; their gradients are added up.
         statistics: where normalisations take those of a batch in microbatches; see
-            `pipeline.PipelineSummary`.
+            `pipeline.Pipeline`.
         stages: how the step runs in stages, if there are several.
         compression: the dtype in which gradients travel; None: their own.
         early_collectives: what could run before a collective that is waited for runs behind it
@@ -103,8 +103,8 @@ def compile_step(
         prepared: of the step's graph; by default the step is simplified and prepared first.
 
     Raises:
-        CannotRepeat: an op that must not run once for each chunk or microbatch.
-        CannotShare: ranks cannot have unequal shares of the batch.
+        NotRepeatableError: an op that must not run once for each chunk or microbatch.
+        UnevenSplitError: ranks cannot have unequal shares of the batch.
         CompilerError: the order of two effects was lost.
     """
     prepared = prepared if prepared is not None else prepare_step(step)

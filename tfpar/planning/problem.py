@@ -60,9 +60,9 @@ class Problem:
         microbatches: in which a rank computes its part of a training batch.
         samples: of each microbatch, which ranks are to have as many of; None: however many.
         kept_part: the part of the batch whose activations a rank stores at the same time.
-        batch_statistics: what normalisations take them over; see `pipeline.PipelineSummary`.
+        batch_statistics: what normalisations take them over; see `pipeline.Pipeline`.
         num_actors: among which the step is shared out as stages: a plan may store what a rank of
-            each of them may, together (see `stages.kinds`).
+            each of them may, together (see `planning.memory.stages`).
         objective: what makes a plan the better one.
         budget: what the search may take.
         progress: reports the progress of the search.

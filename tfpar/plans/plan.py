@@ -111,7 +111,7 @@ class Plan:
         microbatches: in how many pieces it computes that part whose activations are not stored at
             the same time; their gradients are added up.
         batch_statistics: `"microbatch"`: batch normalisation takes those of one such piece, of all
-            ranks; see `pipeline.PipelineSummary`.
+            ranks; see `pipeline.Pipeline`.
         stages: of a pipeline of several stages; None: there is one.
         ops: how ops run that would not run so by themselves, by name.
         passed_over: (seconds, collectives) of the fastest plan that was found, where a simpler one

@@ -39,10 +39,10 @@ class PropagationMemo:
     """The memory of each function of this package that has one.
 
     Attributes:
-        decisions: of `by_rule.decide_by_rule`.
-        repeated: of `repeat.repeater`, by mesh: decisions of ordinary ops, by (rule, arriving,
-            deferred).
-        planned: of `planned.planned_run`, by (rule, plan, mesh); None if it cannot run so.
+        decisions: of `rule_decision.decide_by_rule`.
+        repeated: of `fast_path.make_fast_path`, by mesh: decisions of ordinary ops, by (rule,
+            arriving, deferred).
+        planned: of `planned_op.apply_op_plan`, by (rule, plan, mesh); None if it cannot run so.
         regions: of `regions.partition_region`.
         expansions: of `expansions.expand_decision`, by (rule, strategy, mesh, confined).
         decompositions: the graphs that stand for ops with a split factor, by (rule, factor, parts,

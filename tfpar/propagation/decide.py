@@ -121,7 +121,7 @@ def choose_strategy(
         deferred: its outputs are better carried on than reduced, if it leaves them partial.
 
     Raises:
-        CannotHold: pinned inputs contradict each other on some axis.
+        ImmovableInputError: pinned inputs contradict each other on some axis.
     """
     sizes = list(rule.sizes)  # as the chosen splits leave them
     seen = [list(rule.sizes) for _ in specs]  # as each input's own spec leaves them

@@ -109,7 +109,7 @@ def carried_tensors(
     If both are the same, it is reduced at once: there gradients can be packed.
 
     Args:
-        reduces, whole: see `prepared.prepare`.
+        reduces, whole: see `prepared_graph.prepare`.
     """
     cost: dict[Tensor, float] = {}
     consumers = graph.consumers()

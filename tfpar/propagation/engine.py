@@ -47,7 +47,7 @@ def propagate(
 
     Raises:
         SpecError: a constraint that cannot hold; the message names op and variable.
-        CannotHold: a confined graph that needs a collective along some mesh axes.
+        ImmovableInputError: a confined graph that needs a collective along some mesh axes.
     """
 
     def run(whole: Whole) -> PartitionedGraph:

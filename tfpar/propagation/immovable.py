@@ -25,14 +25,15 @@ class RetryWithWholeLists(Exception):
 
 
 def check_immovable(state: PropagationState, tensor: Tensor, need: Spec) -> None:
-    """Raise CannotHold if `tensor` is a variable or a list with another spec than `need`."""
+    """Raise ImmovableInputError if `tensor` is a variable or a list with another spec than
+    `need`."""
     have = state.spec(tensor)
     if have != need and tensor.dtype in REFERENCES and not state.is_loose(tensor):
         raise ImmovableInputError(*(a for a, p in enumerate(have) if p != need[a]))
 
 
 def check_local(state: PropagationState, tensor: Tensor, need: Spec) -> None:
-    """Raise CannotHold if `tensor` cannot come as `need` without crossing ranks."""
+    """Raise ImmovableInputError if `tensor` cannot come as `need` without crossing ranks."""
     check_immovable(state, tensor, need)
     steps = lower_reshard(tuple(tensor.shape or ()), state.spec(tensor), need, state.mesh)
     axes = {a for step in steps if step.is_collective for a in step.axes}

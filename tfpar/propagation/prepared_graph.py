@@ -33,7 +33,7 @@ class PreparedGraph:
         once: those of them with an effect or a state of their own (a random generator, a
             Python function): run by every rank they would differ.
         carried: see `deferral.carried_tensors`.
-        narrow: see `narrow.narrow_gradients`.
+        narrow: see `narrow_gradients.find_narrow_gradients`.
         deferred: ops whose outputs are all `carried`.
         sparse: ops that gather their inputs where that moves less than reducing what they give
             (`OpRule.sparse`): not those whose result is added to something that is reduced anyway.

@@ -47,7 +47,7 @@ def partition_region(state: PropagationState, op: Op) -> tuple[Decision, tuple[i
         The decision, and the mesh axes along which it had to run replicated.
 
     Raises:
-        CannotHold: lists or variables are sharded along an axis that the body cannot keep.
+        ImmovableInputError: lists or variables are sharded along an axis that the body cannot keep.
     """
     specs = tuple(state.spec(t) for t in op.inputs)
     loose = tuple(map(state.is_loose, op.inputs))

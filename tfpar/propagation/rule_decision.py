@@ -17,7 +17,7 @@ def decide_by_rule(state: PropagationState, op: Op) -> Decision:
     prefer.
 
     Raises:
-        CannotHold: its inputs that cannot move exclude every way.
+        ImmovableInputError: its inputs that cannot move exclude every way.
     """
     prepared = state.prepared
     rule = prepared.rules[op]

@@ -29,7 +29,8 @@ def visit(state: PropagationState, op: Op) -> None:
     """Take the step of `op`.
 
     Raises:
-        SpecError, CannotHold, HoldWhole: it cannot run; see `pinned.raised_for`.
+        SpecError, ImmovableInputError, RetryWithWholeLists: it cannot run; see
+            `immovable.make_immovable_error`.
     """
     planned = state.anchors.ops.get(op.name)
     if planned is not None:

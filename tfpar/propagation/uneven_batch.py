@@ -28,7 +28,7 @@ def check_shares(partitioned: PartitionedGraph, mesh: UnevenMesh) -> None:
     """Check that `partitioned_graph`, partitioned on the even mesh, may run on the uneven one.
 
     Raises:
-        CannotShare: it may not.
+        UnevenSplitError: it may not.
     """
     for variable, spec in partitioned.variable_specs.items():
         if isinstance(spec[mesh.uneven_axis], Shard):  # all batches share one layout
@@ -76,7 +76,7 @@ def with_own_share(partitioned: PartitionedGraph, mesh: UnevenMesh) -> Partition
         mesh: seen from that rank; the graph may have further axes behind, of the parts of a rank.
 
     Raises:
-        CannotShare: the graph does not split so.
+        UnevenSplitError: the graph does not split so.
     """
     mesh = mesh.within(partitioned.mesh)
     check_shares(partitioned, mesh)
@@ -84,7 +84,7 @@ def with_own_share(partitioned: PartitionedGraph, mesh: UnevenMesh) -> Partition
 
 
 def _check(name: str, shape: Shape, spec: Spec, mesh: UnevenMesh) -> None:
-    """Raise CannotShare unless ranks that differ in shape only differ in how many samples."""
+    """Raise UnevenSplitError unless ranks that differ in shape only differ in how many samples."""
     uneven = spec[mesh.uneven_axis]
     if not isinstance(uneven, Shard):
         return
@@ -114,7 +114,7 @@ def _check(name: str, shape: Shape, spec: Spec, mesh: UnevenMesh) -> None:
 
 
 def _check_factor(name: str, rule: OpRule, decision: Decision, mesh: UnevenMesh) -> None:
-    """Raise CannotShare unless the factor that the uneven axis splits is cut in proportion."""
+    """Raise UnevenSplitError unless the factor that the uneven axis splits is cut in proportion."""
     splits = decision.strategy.splits
     factor, pattern = splits[mesh.uneven_axis]
     if factor < 0:

@@ -28,7 +28,7 @@ class ChunkWriter(RankLocalAxis):
         """Emit what `op` of the program becomes.
 
         Raises:
-            CannotRepeat: it must not run once for each chunk.
+            NotRepeatableError: it must not run once for each chunk.
         """
         self.build.name = op.name
         if op.type == "Placeholder":

@@ -54,7 +54,7 @@ def build_chunked_program(laid: PartitionedGraph) -> LocalProgram:
         laid: the step with the axis of the chunks (`split_batch`).
 
     Raises:
-        CannotRepeat: names the op.
+        NotRepeatableError: names the op.
     """
     return run_chunks(build_local_program(laid))
 
@@ -99,7 +99,7 @@ def run_chunks(program: LocalProgram) -> LocalProgram:
     """The program for the mesh without its last axis, whose ranks are chunks within a rank.
 
     Raises:
-        CannotRepeat: names an op that must not run once for each chunk.
+        NotRepeatableError: names an op that must not run once for each chunk.
     """
     sum_before_scattering(program.graph, (program.mesh.num_axes - 1,))
     writer = ChunkWriter(program)

@@ -79,7 +79,7 @@ def schedule_rounds(program: LocalProgram, repetition: Repetition) -> Microbatch
         repetition: what is known of its ops when they run more than once.
 
     Raises:
-        CannotRepeat: names an op with an effect that would come once for each microbatch.
+        NotRepeatableError: names an op with an effect that would come once for each microbatch.
     """
     differing = differing_ops(program, repetition)
     placed = _placed(program, differing, {})

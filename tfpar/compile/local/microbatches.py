@@ -53,7 +53,7 @@ def build_microbatched_program(
             microbatch (`compile.local.microbatch_statistics`); None: those of the whole batch.
 
     Raises:
-        CannotRepeat: names an op whose effect would come once for each microbatch.
+        NotRepeatableError: names an op whose effect would come once for each microbatch.
         TfparError: what is made of statistics cannot be averaged over microbatches.
     """
     program = write_in_stages(laid, stages) if stages else build_local_program(laid)
@@ -76,7 +76,7 @@ def run_microbatches(
             what that read.
 
     Raises:
-        CannotRepeat: names an op with an effect that would come once for each microbatch.
+        NotRepeatableError: names an op with an effect that would come once for each microbatch.
     """
     sum_before_scattering(program.graph, (program.mesh.num_axes - 1,))
     schedule = schedule or generate("1f1b", 1, program.mesh.shape[-1])

@@ -39,7 +39,7 @@ def build_uneven_program(
         write: gives the program of one kind of ranks.
 
     Raises:
-        CannotShare: the step cannot be cut so.
+        UnevenSplitError: the step cannot be cut so.
     """
     for mesh in meshes:
         try:
@@ -59,7 +59,7 @@ def _merged(programs: Sequence[LocalProgram]) -> LocalProgram:
             the result have the shapes of the one with the largest share. Programs are used up.
 
     Raises:
-        CannotShare: they differ in more than constants.
+        UnevenSplitError: they differ in more than constants.
     """
     meshes = [program.mesh for program in programs]
     mesh = meshes[0]

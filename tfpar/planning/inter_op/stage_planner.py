@@ -76,7 +76,7 @@ def assign_stages(
     Raises:
         SpecError: a constraint that matches nothing, or two that contradict each other.
         PlanError: a step that trains has fewer units than stages, or what is fixed leaves no
-            assignment; it is a NothingFits if there is none that has room where `before` has none.
+            assignment; it is an InfeasibleAssignment if none has room where `before` has none.
         ScheduleError: the schedule can never end with what these stages read of each other.
         TfparError: the devices of the cluster differ, and there are fewer than ranks.
         SearchStopped: the search was given up meanwhile.

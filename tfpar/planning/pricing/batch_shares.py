@@ -105,7 +105,7 @@ def _tried_in(
     """The same of so many units each.
 
     Raises:
-        CannotShare: the step does not split so.
+        UnevenSplitError: the step does not split so.
     """
     equal = units / len(even)
     points = [(equal, seconds_of(found)) for found in even]

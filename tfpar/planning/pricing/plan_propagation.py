@@ -27,7 +27,7 @@ def propagate_transformed(
     already.
 
     Args:
-        whole: see `propagation.prepare`.
+        whole: see `prepared_graph.prepare`.
     """
     with collection_paused():
         prepared = prepare(problem.graph, whole=whole)

@@ -46,7 +46,7 @@ class StepPricer(Protocol):
             mesh: as they see it, if they have unequal shares of the batch.
 
         Raises:
-            CannotShare: the step does not split in these shares.
+            UnevenSplitError: the step does not split in these shares.
             ScheduleError: tasks of its stages wait for each other.
         """
         ...

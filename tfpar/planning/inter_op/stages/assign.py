@@ -93,8 +93,8 @@ def assign(
 
     Raises:
         ArgumentError: paces that are not one for each stage, or not above 0.
-        PlanError: there are more stages than units, or what is fixed leaves no assignment; it is
-            a NothingFits if only `memory_budget` leave none, or none was found in time.
+        PlanError: there are more stages than units, or what is fixed leaves no assignment; it is an
+            InfeasibleAssignment if only `memory_budget` leaves none, or none was found in time.
         SearchStopped: the search was given up meanwhile.
     """
     integer("num_stages", num_stages, 1)

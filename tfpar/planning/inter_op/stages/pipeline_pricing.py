@@ -66,7 +66,7 @@ class PipelinePricer:
             mesh: that of a stage as they see it, if they have unequal shares of the batch.
 
         Raises:
-            CannotShare: the step does not split in these shares.
+            UnevenSplitError: the step does not split in these shares.
             TfparError: the cluster has fewer ranks.
         """
         assert plan.stages is not None, "a plan with stages"

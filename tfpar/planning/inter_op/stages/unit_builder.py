@@ -90,7 +90,7 @@ def assign_step(
 
     Raises:
         PlanError: there are more stages than units of any level, or what is fixed leaves no
-            assignment; it is a NothingFits if units of no level fit.
+            assignment; it is an InfeasibleAssignment if units of no level fit.
         SearchStopped: the search was given up meanwhile.
     """
     given, paces = fixed or {}, normalize_slowdowns(paces, num_stages)

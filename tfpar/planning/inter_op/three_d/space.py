@@ -146,7 +146,8 @@ class StrategySpace:
 
     def bounded(self, point: StrategyPoint) -> tuple[Strategy3D, float] | None:
         """The point with its layers in stages, as fast as it can be by equations 1 to 4, and the
-        seconds that it takes at least (`price.bound_seconds`): of several the one with the least.
+        seconds that it takes at least (`cost_model.lower_bound_seconds`): of several the one with
+        the least.
 
         Returns:
             None if it needs more memory than there is.

@@ -22,7 +22,7 @@ def find_redundant_splits(
 
     Args:
         phase: of every op; the forward pass is judged, since what it shares the backward pass does.
-        weight_of: of the tensors that hold a weight's value, see `segments.weight_of_values`.
+        weight_of: of the tensors that hold a weight's value, see `fragments.weight_of_values`.
         judged: the weights whose splits must share work.
     """
     for op, decision in decisions.items():

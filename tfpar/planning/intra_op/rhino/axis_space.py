@@ -16,7 +16,7 @@ strategy here is a placement along one axis for each operand, and `AxisStrategyS
 whole specs.
 
 What one space does not decide: ops that hold graphs, lists or a state of their own are left to
-propagation (`left_alone`), and can run replicated or as where only the batch is split.
+propagation (`is_left_alone`), and can run replicated or as where only the batch is split.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ be has A = 0. A tensor that several readers need in the same state is moved once
     B_tpq >= A_trpq            for each reader r
 
 The objective is sum X_ij seconds_ij + sum B_tpq seconds_tpq + E, where the work E that nothing
-hides (`_exposed`) is
+hides is
 
     E >= sum X_ij late_ij + sum B_tpq late_tpq        E >= 0        (E)
 """
