@@ -57,7 +57,7 @@ SIMPLIFICATIONS = (
     Pass("fold constants", _folded),
     Pass("split block sums", _block_sums),
 )
-"""What every step passes through before it is planned, in this order.
+"""Passes that every step goes through before it is planned, in this order.
 
 Effects are in order in a captured step; here it is for one that is written by hand, whose order may
 hang on a path through ops that are folded or trimmed.

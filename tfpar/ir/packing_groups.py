@@ -24,7 +24,7 @@ from tfpar.ir.graph import Graph, Op, Tensor
 from tfpar.ir.traits import ADDITIONS, CONVOLUTIONS, MATRIX_PRODUCTS, REDUCTIONS
 
 _SUMMING = MATRIX_PRODUCTS | CONVOLUTIONS | REDUCTIONS
-"""What collectives follow or come before: no two of one kind lie on a branch without one of these
+"""Ops that collectives follow or precede: no two of one kind are on a branch without one of these
 between them."""
 
 

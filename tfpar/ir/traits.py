@@ -144,7 +144,8 @@ ADDITIONS = frozenset({"AddN", "AddV2", "Add"})
 """They add up all that they read."""
 
 TO_THE_UPDATE = HANDED_ON | ADDITIONS | {"Mul", "RealDiv", "UnsortedSegmentSum"}
-"""What a weight's gradient may pass on its way to the update: it is handed on, added up, scaled."""
+"""Ops that a weight's gradient may pass on its way to the update: it is handed on, added up,
+scaled."""
 
 # --- variables ------------------------------------------------------------------------------------
 
@@ -253,8 +254,8 @@ it `TAKES` what it reads from the device, or `GIVES` what it makes to the device
 TAKES, GIVES = b"takes", b"gives"
 
 IN_FLIGHT = 2
-"""How many weights have their slots on the device at the same time, or blocks what comes back of
-them: what one needs is used while that of the next is on its way."""
+"""Number of weights whose slots, or blocks whose activations, are on the device at the same time:
+those of one are used while those of the next are on their way."""
 
 # --- references and lists -------------------------------------------------------------------------
 
@@ -297,7 +298,7 @@ FIXED_LISTS = frozenset(
         "TensorListElementShape",
     }
 )
-"""What XLA computes with lists, if it knows the most that these may hold."""
+"""List ops that XLA compiles, if it knows the most that the lists may hold."""
 
 RESIZED_LISTS = frozenset({"TensorListResize", "TensorListConcatLists"})
 """Their list is not as long as the one that they take."""

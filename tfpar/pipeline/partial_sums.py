@@ -31,7 +31,7 @@ _REDUCTIONS = frozenset({"Sum", "Prod", "Max", "Min", "All", "Any"})
 """Reductions of what was reduced in parts already give the same."""
 
 _HANDED_ON = REARRANGED | {"Cast", "Sum"}
-"""What may lie between an operand and its sum, and moves to the operand's stage: a sum, as in the
+"""Ops that may be between an operand and its sum, and move to the operand's stage: a sum, as in the
 gradients of what is spread, if it is over nothing."""
 
 

@@ -21,7 +21,7 @@ schedule's name: it is picked by simulation."""
 ENUMERATE = "enumerate"
 
 SEARCHES = (ENUMERATE, "anneal", "exhaustive", "alpa", "megatron", "random")
-"""How a pipeline can be searched for."""
+"""Searches for a pipeline, by name."""
 
 
 @dataclasses.dataclass(frozen=True)

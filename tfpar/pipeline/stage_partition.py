@@ -17,7 +17,7 @@ _HANDED_ON = REARRANGED | ADDITIONS | {"Cast"}
 """They are linear in what they read."""
 
 _ADDED = ADDITIONS | {"Pack"}
-"""Where terms of one sum meet: Keras packs the losses of a model before it adds them up."""
+"""Ops in which terms of one sum meet: Keras packs the losses of a model before it adds them up."""
 
 
 def partition_step(

@@ -75,7 +75,7 @@ class Crossing(NamedTuple):
 
 
 PER_MICROBATCH: tuple[Carries, ...] = ("activations", "gradients")
-"""What goes once for each microbatch."""
+"""Edges that carry something once for each microbatch."""
 
 
 def crossings(graph: Graph, roles: Roles, stage: Mapping[Op, int], runs: Runs) -> list[Crossing]:

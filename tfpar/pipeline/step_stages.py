@@ -134,7 +134,7 @@ def _smaller_of_weights(graph: Graph, ops: Iterable[Op]) -> Iterator[Op]:
 
 
 _MOST_TOGETHER = 8
-"""How many ops of the backward pass move to where they are read together."""
+"""Largest number of ops of the backward pass that move to where they are read together."""
 
 
 class _Backward:

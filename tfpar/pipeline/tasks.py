@@ -24,10 +24,10 @@ Kind = Literal["F", "B", "I", "W", "U", "J"]
 KINDS: tuple[str, ...] = get_args(Kind)
 
 SCHEDULED: tuple[Kind, ...] = ("F", "B", "I", "W")
-"""What a schedule orders."""
+"""Task kinds that a schedule orders."""
 
 BACKWARD: tuple[Kind, ...] = ("B", "I")
-"""What sends gradients to the stages before."""
+"""Task kinds that send gradients to the stages before."""
 
 LAST: tuple[Kind, ...] = ("B", "W")
 """After which a microbatch has added its part to the gradients of weights."""

@@ -112,7 +112,7 @@ class PlanCache:
 
 
 PROBLEM = ".problem"
-"""How the names of files end that say what a problem was."""
+"""Suffix of the files that describe problems."""
 
 MOST_COMPARED = 100
 """With how many problems another one is compared, the newest."""

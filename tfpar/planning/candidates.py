@@ -87,4 +87,4 @@ class BalancedShares:
 
 
 Proposal = NewLayout | OtherMicrobatches | BestSchedule | OtherStages | BalancedShares
-"""What an outer search proposes next."""
+"""Candidate that an outer search proposes, before it is evaluated."""

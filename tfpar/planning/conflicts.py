@@ -20,7 +20,7 @@ from tfpar.spec import MemoryLimitError, Mesh, PlanError, SpecError, TimeLimitEr
 from tfpar.spec.quantities import format_bytes, format_seconds
 
 CONFLICT_SECONDS = 60.0
-"""What finding a conflict may take, in seconds, where no time is set for searches."""
+"""Time limit for finding a conflict, in seconds, where none is set for searches."""
 
 Relaxed = Callable[[Collection[str]], Problem]
 """The same step under only those constraints that read so."""

@@ -8,11 +8,12 @@ from tfpar.planning.deadline import Deadline
 from tfpar.spec.arguments import integer, number
 
 UNCERTAINTY = 0.1
-"""How far apart, as a part of a step, two predictions have to be to tell which plan is faster.
+"""Relative difference of two predictions from which they tell which plan is faster.
 
 Measured by `python -m benchmarks.prediction`, which says by how much the ratio of two predicted
 steps differs from that of the measured ones: for plans predicted within a quarter of each other, on
-ranks in one process, 5.7 % in the middle on 2 ranks (42 pairs) and 8.7 % on 4 (49 pairs)."""
+ranks in one process, 5.7 % in the middle on 2 ranks (42 pairs) and 8.7 % on 4 (49 pairs).
+"""
 
 
 @dataclasses.dataclass(frozen=True)

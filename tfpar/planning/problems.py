@@ -19,8 +19,8 @@ from tfpar.plans import Offload
 from tfpar.spec import Spec
 
 MOST_KEPT = 3
-"""How many problems are kept for when they are asked again: the relaxed estimates of some numbers
-of stages are asked for, before plans in few of them are searched."""
+"""Number of problems that are kept for when they are asked again: the relaxed estimates of some
+numbers of stages are asked for, before plans in few of them are searched."""
 
 
 def batched_inputs(step: StepGraph, batch_size: int | None) -> frozenset[Tensor]:

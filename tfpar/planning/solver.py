@@ -15,10 +15,10 @@ import pulp
 from tfpar.planning.deadline import Deadline
 
 PROGRAM_SECONDS = 20.0
-"""What one program may take, in seconds, however long the search may."""
+"""Time limit of one program, in seconds, however long the search may take."""
 
 MIN_PROGRAM_SECONDS = 1e-3
-"""What a program gets, in seconds, that is stated when the time is over: HiGHS takes a negative
+"""Time, in seconds, for a program that is stated when the time is over: HiGHS takes a negative
 limit for none."""
 
 RELATIVE_GAP = 1e-5
@@ -29,7 +29,7 @@ RELAXED_PART = 0.5
 """The part of a program's time that its relaxation may take."""
 
 WHOLE = 1e-6
-"""How far from an integer a value is that counts as one."""
+"""Tolerance within which a value counts as an integer."""
 
 
 class SolveStatus(enum.Enum):

@@ -33,8 +33,8 @@ from tfpar.rules.rule import PLAIN, Dims, OpRule
 from tfpar.spec import Replicate, Shard, Spec
 
 _LOOKAHEAD = 12
-"""How many ops `preferred_shard` goes through: enough for Adam's arithmetic, from a gradient to its
-slots."""
+"""Largest number of ops that `preferred_shard` goes through: enough for Adam's arithmetic, from a
+gradient to its slots."""
 
 Wish = Shard | Replicate | None
 """Split so; whole, or readers that do not agree; None: no reader cares."""
@@ -117,7 +117,8 @@ def _wish_of_output(view: View, tensor: Tensor, axis: int, depth: int, even: boo
 
 
 _REACH = 48
-"""How many ops `nearest` looks at: enough to get past a normalisation to the next matrices."""
+"""Largest number of ops that `nearest` looks at: enough to get past a normalisation to the next
+matrices."""
 
 
 def nearest(view: View, tensor: Tensor, axis: int) -> Shard | None:

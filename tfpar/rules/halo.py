@@ -26,7 +26,7 @@ from tfpar.rules.rule import Expansion, Lowering
 from tfpar.rules.windows import PADDINGS, SlidingWindow, Windows
 
 IMAGE, RESULT = "{x}", "{y}"
-"""How operands with and without the entries that windows share stand in `notation`."""
+"""Operands with and without the entries that windows share, as `notation` names them."""
 
 
 _TOLD = frozenset(

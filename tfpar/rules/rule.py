@@ -39,7 +39,7 @@ Dim = tuple[int, ...]
 """Factors of one dimension, major to minor; empty for one that must stay whole."""
 Dims = tuple[Dim, ...]
 Pattern = tuple[int | None, int]
-"""How a factor is cut: (stride, unit) as in `Shard`."""
+"""Pattern in which a factor is cut: (stride, unit) as in `Shard`."""
 PLAIN: Pattern = (None, 1)
 
 SAME = "same"

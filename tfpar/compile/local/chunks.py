@@ -33,7 +33,8 @@ from tfpar.propagation.partitioned_graph import Anchors, PartitionedGraph
 from tfpar.spec import Mesh, Replicate, Shard
 
 CHUNKS = (1, 2, 4)
-"""How many there may be: more are too small to compute and to send efficiently (ATP §4.1)."""
+"""Numbers of chunks that there may be: more are too small to compute and to send efficiently (ATP
+§4.1)."""
 
 
 def with_chunks(mesh: Mesh, chunks: int) -> Mesh:

@@ -49,23 +49,23 @@ MOST = 16
 """Microbatches for each stage beyond which nothing is gained: the bubble is a sixteenth then."""
 
 STAGES_OF_EACH = (2, 4)
-"""How many stages each actor may have in place of one, where ranks wait long for others."""
+"""Numbers of stages that each actor may have in place of one, where ranks wait long for others."""
 
 LEAST = 2
-"""How many of `_tries` are looked at where memory is short: of the most microbatches, whose meshes
-are the same, without and with a second forward pass."""
+"""Number of `_tries` that are considered where memory is short: those with the most microbatches,
+whose meshes are the same, without and with a second forward pass."""
 
 ROOMY = 2 / 3
-"""What part of what there is a plan may store, by the relaxed estimate, for one that fits to be
-found likely: stages differ, and what they store is not known before they are there."""
+"""Fraction of the memory that a plan may store, by the relaxed estimate, for one that fits to be
+likely: stages differ, and their memory is known only once they are there."""
 
 SHORT = 1.5
 """The shortfall of one number of stages that is expected of others, at most. All estimates leave
 out transfers; what goes beyond has causes of its own, such as little memory."""
 
 MAX_MEMORY_RATIO = 2
-"""How many times what there is the fastest plan in some number of stages may store for plans that
-fit to be searched, where other numbers have some."""
+"""Largest ratio of what the fastest plan in some number of stages stores to the memory, for plans
+that fit to be searched, where other numbers have some."""
 
 
 def numbers_of_stages(mesh: Mesh, least: int = 1) -> tuple[int, ...]:

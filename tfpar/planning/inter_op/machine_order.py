@@ -24,10 +24,11 @@ from tfpar.planning.inter_op.stages.slowdowns import balanced_seconds
 from tfpar.spec import Mesh
 
 PLANNED = 2
-"""How many orders are planned in full, beside the given one."""
+"""Number of orders that are planned in full, beside the given one."""
 
 MOST_ORDERS = 500
-"""How many are estimated. Where there are more, machines of a kind stay together."""
+"""Largest number of orders that are estimated. Where there are more, machines of a type stay
+together."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -39,7 +39,7 @@ from tfpar.plans import RejectedCandidate
 from tfpar.spec import MemoryLimitError, PlanError, ScheduleError, SpecError, TfparError
 
 FINALISTS = 4
-"""How many strategies are planned and priced in full."""
+"""Number of strategies that are planned and priced in full."""
 
 Degrees = tuple[int, int]
 """Copies of a stage, and ranks that its weights may be split over."""

@@ -24,7 +24,7 @@ MAX_REGION_SHARE = 0.1
 """The part of a step that may be spent in loops and branches, which Rhino leaves to propagation."""
 
 SEARCH_SECONDS = 30.0
-"""What a search may take, in seconds, where nothing is said."""
+"""Time limit of a search, in seconds, where none is set."""
 
 
 class PlannerChoice(NamedTuple):

@@ -36,7 +36,7 @@ from tfpar.spec import PlanError, Shard, Spec, SpecError, TimeLimitError
 from tfpar.spec.arguments import check_choice
 
 MAX_PLANS = 20_000
-"""How many plans are tried at the most: some minutes of a core."""
+"""Largest number of plans that are tried: some minutes of a core."""
 
 UNFOLDED = 10**9
 """So many instances of a block that none is folded."""

@@ -23,8 +23,8 @@ LEAST_SAVING = 0.01
 (empirical)."""
 
 HOPELESS = 1.5
-"""How many times the memory of a device a rank would have to store at least for a search of plans
-that fit to be left out: what is stored at least is known to about that (views share memory)."""
+"""Ratio of the least memory of a rank to its device's from which plans that fit are not searched:
+the least memory is known to about that (views share memory)."""
 
 
 def solve_under_memory_limit(problem: Problem, planner: Planner) -> Plan:

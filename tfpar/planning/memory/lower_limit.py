@@ -16,7 +16,7 @@ from tfpar.plans import Plan
 from tfpar.spec import MemoryLimitError
 
 ATTEMPTS = 3
-"""How many limits of memory are searched with."""
+"""Number of memory limits that are searched with."""
 
 
 class LimitedLayout(NamedTuple):

@@ -29,10 +29,10 @@ from tfpar.spec import MemoryLimitError, PlanError
 from tfpar.spec.quantities import format_bytes
 
 STAGES_SECONDS = 1.0
-"""What stages may take to be found for the plan of an interrupted search, in seconds."""
+"""Time limit, in seconds, for finding the stages of an interrupted search's plan."""
 
 REASSIGNED = 4
-"""How often layers are assigned anew for what one search has found."""
+"""Number of times that layers are reassigned for the plan of one search."""
 
 
 class StageStep(Protocol):

@@ -32,8 +32,8 @@ MIN_SAVING = 0.02
 is compared with itself."""
 
 _ROUNDS = 4
-"""How often shares are set by what the last ones let ranks take: samples take about as long each,
-beside what does not depend on them (the update, the start of ops), so few are needed."""
+"""Number of times that shares are set by the times under the last ones: samples take about as long
+each, beside what does not depend on them (the update, the start of ops), so few are needed."""
 
 
 def uneven_axes(plan: Plan, cluster: Cluster) -> list[int]:

@@ -37,8 +37,8 @@ TOLERANCE = 0.1
 """By how much, relative to the average, a stage may take longer."""
 
 LOOSER = (0.25, 0.5)
-"""How far from the average stages may be where a link keeps the step. Not farther, however slow it
-is: the stages that are asked for are to share the work."""
+"""Tolerances of the balance, relative to the average, where a link limits the step. There are no
+larger ones, however slow it is: the stages that are asked for are to share the work."""
 
 SOLVED = 5000
 """Units times stages squared up to which an integer program looks for what sends less than stages

@@ -12,7 +12,7 @@ MOST = 1024.0
 """The largest factor that is looked at: no one has such links instead."""
 
 NEAR = 1.1
-"""How near, as a ratio, the factor that is found is to the least one."""
+"""Precision of the factor that is found: its largest ratio to the least one."""
 
 Wins = Callable[[float], bool]
 """Whether a rival is taken if links are so many times as fast."""

@@ -32,7 +32,7 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 TOGETHER = 32
-"""How many values of T are tried at once."""
+"""Number of values of T that are tried at once."""
 
 
 class LayerCut(NamedTuple):

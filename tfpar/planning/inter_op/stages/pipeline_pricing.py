@@ -129,7 +129,7 @@ class PipelinePricer:
 
 
 MOST_CUT = 4
-"""How many cut plans are kept: they are priced one after the other."""
+"""Number of cut plans that are kept: they are priced one after the other."""
 
 
 class PipelinePricerMemo:

@@ -18,7 +18,7 @@ ITERATIONS = 500
 """As in the paper's experiments (§5)."""
 
 DRAWS = 10
-"""How often a neighbour is drawn, and then any point, until there is one that was not priced."""
+"""Number of draws of a neighbour, and then of any point, until one was not priced before."""
 
 SWEEP, RETURNS = 2, 10
 """Half of the iterations at most goes through the degrees; after a tenth without a better

@@ -207,4 +207,4 @@ def _moved_bytes(cost: LayerCost) -> float:
 
 
 _RING_PASSES = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
-"""How often each rank sends a part of the payload on."""
+"""Times that each rank sends a part of the payload on, by collective kind."""

@@ -56,7 +56,7 @@ from tfpar.spec import (
 )
 
 Chosen = dict[Op, tuple[AxisStrategy, ...]]
-"""What is decided of each op: a strategy for each of the first mesh axes."""
+"""Decisions so far: of each op, a strategy for each of the first mesh axes."""
 
 _LARGE_PAYLOAD = 2.0**30
 """A payload in bytes so large that the latency of a collective does not matter."""

@@ -102,7 +102,7 @@ def solve_nearly(network: CostNetwork, deadline: Deadline | None = None) -> list
 
 
 BESIDE = 1e-3
-"""How much less, or more, than the relaxation says is a little of late work."""
+"""Step by which the part of late work that counts is varied, to both sides of the relaxation's."""
 
 
 class _Program:

@@ -46,10 +46,10 @@ from tfpar.spec.arguments import check_choice
 LEVELS = (2, 3)
 
 ALTERNATIVES_S = 5.0
-"""What it may take, in seconds, to price what else each weight could be, once the plan is found."""
+"""Time limit, in seconds, for pricing the other options of each weight, once the plan is found."""
 
 LOOK_S = 0.2
-"""How often, in seconds, whoever waits for a search looks whether Ctrl-C came."""
+"""Interval, in seconds, at which whoever waits for a search looks whether Ctrl-C came."""
 
 
 @dataclasses.dataclass(eq=False)

@@ -79,13 +79,13 @@ def depths_when_read(graph: Graph) -> dict[Op, int]:
 
 
 MAX_SWEEPS = 4
-"""How often the segments are gone through again (empirical: two sweeps settle models)."""
+"""Largest number of further sweeps over the segments (empirical: two sweeps settle models)."""
 
 MAX_GROUP = 16
-"""How many nodes, at most, are found again together around a weight (empirical)."""
+"""Largest number of nodes that are decided again together around a weight (empirical)."""
 
 HALVINGS = 3
-"""How often to halve the range in which `exposed`, the part of late work that counts, is sought
+"""Number of halvings of the range in which `exposed`, the part of late work that counts, is sought
 (empirical)."""
 
 EQUAL_COST_RATIO = 1e-9

@@ -41,10 +41,10 @@ MAX_CANDIDATES = 1024
 """Plans of one subgraph that are all priced; a larger one is searched part by part."""
 
 MAX_SWEEPS = 6
-"""How often the subgraphs are gone through (empirical: two or three sweeps settle models)."""
+"""Largest number of sweeps over the subgraphs (empirical: two or three sweeps settle models)."""
 
 MAX_LOOKS = 5
-"""How often a search goes on after what its plan stores was looked at closely."""
+"""Largest number of times that a search goes on after a close look at the memory of its plan."""
 
 MAX_KICKS = 8
 """Weights outside of all blocks each of whose options is tried with the blocks fitted to it."""

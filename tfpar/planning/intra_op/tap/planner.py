@@ -43,7 +43,8 @@ MESH_PATIENCE = 2
 """After how many numbers of ranks in a row that split weights in vain larger ones are left out."""
 
 MAX_MEMORY_RATIO = 1.5
-"""Where no plan fits, a mesh whose best stores so much more than another's is not refined."""
+"""Largest ratio of a mesh's least memory to the best mesh's, for it to be refined where no plan
+fits."""
 
 
 @dataclasses.dataclass(eq=False)
