@@ -9,13 +9,14 @@ class MemoryAttempt(NamedTuple):
     """A plan that a move has made.
 
     Attributes:
-        move: its name, such as `shard slots`.
-        seconds: of a step then.
-        memory_bytes: the most that a rank stores then.
+        move: its name, such as `shard slots`; of a search of pipelines, the microbatches that were
+            tried.
+        seconds: of a step then; None where no plan was priced.
+        memory_bytes: the most that a rank stores then; where there is no plan, at least.
         fits: whether that is no more than it may.
     """
 
     move: str
-    seconds: float
+    seconds: float | None
     memory_bytes: float
     fits: bool

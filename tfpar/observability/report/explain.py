@@ -90,9 +90,12 @@ def _memory_moves(report: Report) -> list[str]:
     moves = [candidate for candidate in report.candidates if candidate.kind == "move"]
     lines = ["  Tried to make the plan fit into memory:"] if moves else []
     for move in moves:
-        stored = "" if move.memory_bytes is None else format_bytes(move.memory_bytes)
-        fits = "fits" if move.fits else "does not fit"
-        lines.append(f"    {move.name}: {format_seconds(move.seconds or 0.0)}, {stored}, {fits}")
+        told = ["fits" if move.fits else "does not fit"]
+        if move.memory_bytes is not None:
+            told.insert(0, format_bytes(move.memory_bytes))
+        if move.seconds is not None:
+            told.insert(0, format_seconds(move.seconds))
+        lines.append(f"    {move.name}: {', '.join(told)}")
     return lines
 
 

@@ -27,7 +27,7 @@ from tfpar.planning.drive import Evaluator, SearchResult
 from tfpar.planning.inter_op.placing import Placing, Proposing
 from tfpar.planning.inter_op.relaxed_estimate import RelaxedEstimate
 from tfpar.planning.objective import UNCERTAINTY
-from tfpar.plans import Plan, RejectedCandidate
+from tfpar.plans import MemoryAttempt, Plan, RejectedCandidate
 from tfpar.spec import (
     ArgumentError,
     MemoryLimitError,
@@ -289,14 +289,18 @@ class EnumeratePipelines(Placing):
     def _first(self, tries: Sequence[Pipeline | None]) -> Proposing:
         """The candidate of the first of these pipelines with which one fits."""
         error: MemoryLimitError | None = None
+        tried: list[MemoryAttempt] = []
         for pipeline in tries:
             try:
                 first = yield from self.place(pipeline)
             except MemoryLimitError as larger:
                 error = min(error or larger, larger, key=_needed)
+                move = "no microbatches" if pipeline is None else _microbatches_text(pipeline)
+                tried.append(MemoryAttempt(move, None, larger.needed_bytes, False))
                 continue
             _check_work(first.plan)
-            return first
+            plan = dataclasses.replace(first.plan, attempts=(*tried, *first.plan.attempts))
+            return dataclasses.replace(first, plan=plan)
         assert error is not None
         raise error
 
@@ -381,6 +385,11 @@ class EnumeratePipelines(Placing):
         if number == 1:
             return self._cuts[1:]
         return [m for m in self._cuts if m == 1 or number <= 2 * m <= 2 * MOST * number]
+
+
+def _microbatches_text(pipeline: Pipeline) -> str:
+    again = ", recomputed" if pipeline.recompute else ""
+    return f"{pipeline.order.num_microbatches} microbatches{again}"
 
 
 def _check_work(plan: Plan) -> None:

@@ -30,7 +30,7 @@ def agree_on_pipeline(
     """Check that every rank asks for this pipeline, which may be one of one stage.
 
     Args:
-        recompute, batch_statistics: see `pipeline.PipelineSummary`.
+        recompute, batch_statistics: see `pipeline.Pipeline`.
         decided: False with `pipeline="auto"`: the first rank's plan says what it is.
         picked: another schedule of these tasks may be picked when the step is planned.
 

@@ -190,6 +190,8 @@ def test_what_does_not_fit_is_cut_in_microbatches_or_computed_again():
     plan = costs.choose(stages=(1, 2, 4))
     assert plan.stages.recompute
     assert plan.cost.memory_bytes <= 1.6
+    moves = [(one.move, one.fits) for one in plan.attempts]
+    assert moves == [("16 microbatches", False)]
     names = [rival.name for rival in plan.rivals]
     assert "no stages" in names and any("a rank would store" in r.reason for r in plan.rivals)
 

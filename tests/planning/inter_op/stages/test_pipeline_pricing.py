@@ -407,7 +407,7 @@ def test_a_step_that_does_not_train_has_no_price():
     graph.ops = [op for op in graph.ops if roles.phase[op] == FORWARD]
     graph.effects = [op for op in graph.effects if op in graph.ops]
     inputs = frozenset(graph.inputs[:2])
-    changes = {"graph": graph, "batched": inputs, "stand_ins": frozenset()}
+    changes = {"graph": graph, "batched": inputs, "zero_cost_ops": frozenset()}
     problem = dataclasses.replace(staged.problem, **changes)
     assert price_plan(staged.plan, problem, machines()) is None
 

@@ -41,9 +41,12 @@ def candidates_of(plan: Plan) -> Iterator[CandidateSummary]:
             () if cost is None else parts_of(cost, step_s),
             measured.get(rival.name),
         )
-    for move, seconds, memory, does_fit in plan.attempts:
-        lost = _why(plan.cost.seconds, seconds, memory, math.inf if does_fit else 0.0)
-        yield CandidateSummary(move, "move", seconds, memory, does_fit, lost)
+    for one in plan.attempts:
+        lost = ""
+        if one.seconds is not None:
+            room = math.inf if one.fits else 0.0
+            lost = _why(plan.cost.seconds, one.seconds, one.memory_bytes, room)
+        yield CandidateSummary(one.move, "move", one.seconds, one.memory_bytes, one.fits, lost)
     for name, seconds, memory in plan.baselines:
         known = None if memory is None else memory <= limit
         yield CandidateSummary(name, "baseline", seconds, memory, known)
