@@ -168,12 +168,13 @@ class Plan:
 
     @property
     def num_ranks(self) -> int:
-        """Number of ranks: those of the mesh, times the actors of a pipeline."""
+        """Number of ranks, which is that of the mesh times the actors of a pipeline."""
         return self.mesh.size * (1 if self.stages is None else self.stages.num_actors)
 
     @property
     def whole_mesh(self) -> Mesh:
-        """Mesh of all ranks: those of each actor of a pipeline follow those of the one before."""
+        """Mesh of all ranks, on which those of each actor of a pipeline follow those of the one
+        before."""
         first, *rest = self.mesh.shape
         return Mesh(self.mesh.axis_names, (first * self.num_ranks // self.mesh.size, *rest))
 
