@@ -169,7 +169,7 @@ class Pipeline:
 
     @functools.cached_property
     def order(self) -> Schedule:
-        """The schedule itself: as given, or that of the name. Of one that is picked later, a
+        """Schedule of the pipeline, as given or as its name says. Of one that is picked later, a
         schedule with its stages, actors and microbatches."""
         if isinstance(self.schedule, Schedule):
             return self.schedule
