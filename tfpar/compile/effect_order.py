@@ -36,7 +36,7 @@ Race = tuple[Op, Op]
 
 
 def races(graph: Graph) -> dict[str, Race]:
-    """By resource, the first race in a graph; those of function bodies after it."""
+    """Find the first race of a graph by resource; those of function bodies after it."""
     accesses = _accesses(graph)
     found = _races_of(graph, accesses)
     for name, body in graph.functions.items():

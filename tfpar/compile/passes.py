@@ -35,4 +35,4 @@ class Observer(Protocol):
 
 
 def ignore_pass(name: str, text: Callable[[], str]) -> None:
-    """The observer who does not look."""
+    """Ignore the pass, as an observer who does not look."""

@@ -261,7 +261,7 @@ def from_layout_map(mapping: Mapping[str, Any]) -> tuple[Constraint, ...]:
 
 
 def constraints_of(name: str, given: Any) -> tuple[Constraint, ...]:
-    """The constraints that are `given`: one, several, a layout map, or None for none.
+    """Return the constraints that are `given`: one, several, a layout map, or None for none.
 
     Args:
         name: of the argument, in messages.

@@ -20,7 +20,7 @@ def resolve_stages(
     *,
     must_match: bool = True,
 ) -> dict[Op, int]:
-    """The stage of each of `ops` that some `stage` names.
+    """Resolve the stage of each of `ops` that some `stage` names.
 
     Args:
         ops: forward ops of `graph`, those that are to be given stages.
@@ -51,7 +51,7 @@ def resolve_stages(
 
 
 def least_stages(constraints: Sequence[Constraint]) -> int:
-    """As many stages as constraints speak of; 1 if they speak of none."""
+    """Return the least number of stages that constraints ask for; 1 if they speak of none."""
     return max((c.index + 1 for c in constraints if isinstance(c, PutInStage)), default=1)
 
 

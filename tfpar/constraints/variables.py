@@ -31,7 +31,7 @@ class Resolution:
 def resolve(
     constraints: Sequence[Constraint], variables: Sequence[tuple[str, Sequence[int]]], mesh: Mesh
 ) -> dict[str, Spec]:
-    """The spec of every variable that some constraint matches.
+    """Resolve the spec of every variable that some constraint matches.
 
     Args:
         variables: (path, shape) of each.
@@ -51,7 +51,7 @@ def resolve_variables(
     must_match: bool = True,
     places: Mapping[str, str] | None = None,
 ) -> dict[str, Resolution]:
-    """As `resolve`, with the constraints behind each spec.
+    """Resolve specs as `resolve`, with the constraints behind each spec.
 
     Args:
         must_match: False lets constraints match nothing: for a step that uses only some of the

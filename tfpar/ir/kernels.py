@@ -57,7 +57,7 @@ _WITHOUT_NUMBERS = REFERENCES | {"string"}
 def kernels_of(
     graph: Graph, phase: Mapping[Op, int] | None = None, ends: Collection[Tensor] = ()
 ) -> dict[Op, InKernel]:
-    """The kernels of a graph and of its functions.
+    """Return the kernels of a graph and of its functions.
 
     Args:
         phase: of the graph's ops: kernels do not go across phases. None: there is one.

@@ -9,7 +9,8 @@ from tfpar.ir.traits import REGIONS, TRACELESS
 
 
 def find_lasting_effect(graph: Graph) -> Op | None:
-    """The first op with an effect other than on a variable, in whatever body; None if none has.
+    """Find the first op with an effect other than on a variable, in whatever body; None if none
+    has.
 
     Draws are none: their state is a kernel's own, and a program that is linked anew begins anew.
     """

@@ -34,14 +34,14 @@ class VariableName(NamedTuple):
 
 
 def user_names(name: str, place: str) -> tuple[str, ...]:
-    """The names by which a user may call a variable."""
+    """Return the names by which a user may call a variable."""
     return (name, place) if place and place != name else (name,)
 
 
 def pair(
     written: Iterable[str], places: Mapping[str, str], counted: Iterable[str] = ()
 ) -> dict[str, str]:
-    """The name that each of the `written` names has now, where there is no doubt.
+    """Return the name that each of the `written` names has now, where there is no doubt.
 
     Equal names are one variable. Of the others, a name is that of the variable whose place or path
     has most of its last parts, if one is the end of the other: `net/a/kernel` is `a/kernel`. An

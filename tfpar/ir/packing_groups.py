@@ -54,7 +54,8 @@ class _Place(NamedTuple):
 
 
 def moved_together(graph: Graph, deferrable: Collection[Tensor]) -> dict[Tensor, int]:
-    """By tensor, the number of those that it is moved together with; absent if there are none.
+    """Number the packing group of each tensor, those that are moved together; a tensor that moves
+    alone is absent.
 
     Args:
         deferrable: what only the update waits for (`Roles.deferrable`). It goes its own ways.

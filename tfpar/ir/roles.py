@@ -149,7 +149,7 @@ class Roles:
         return self.kernels is not None
 
     def in_kernel(self, op: Op) -> InKernel | None:
-        """The part that an op has in a kernel; None if it is not fused with others."""
+        """Return the part that an op has in a kernel; None if it is not fused with others."""
         return None if self.kernels is None else self.kernels.get(op)
 
     def stays_within(self, tensor: Tensor) -> bool:
@@ -184,7 +184,7 @@ def trains(graph: Graph, roles: Roles) -> bool:
 
 
 def find_widened_tensors(graph: Graph) -> dict[Tensor, str]:
-    """The tensors whose values come from one of 16 bits, by a Cast, with its dtype.
+    """Find the tensors whose values come from one of 16 bits, by a Cast, with its dtype.
 
     A collective moves no more of them than that: it is as if it stood before the Cast, where the
     tensor is narrower. (Propagation itself puts those of a tensor that is cast to 16 bits after

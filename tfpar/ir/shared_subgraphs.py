@@ -64,14 +64,16 @@ class Signatures:
         self._of_op: dict[Op, int] = {}
 
     def op(self, op: Op) -> int:
-        """Equal for ops of one type, attributes, shapes and known integer operands."""
+        """Return a number that is equal for ops of one type, attributes, shapes and known integer
+        operands."""
         known = self._of_op.get(op)
         if known is None:
             known = self._of_op[op] = self._intern(self._describe(op))
         return known
 
     def block(self, nodes: Iterable[GraphNode], shapes: bool) -> int:
-        """Equal for blocks whose forward ops are equal and wired in the same way.
+        """Return a number that is equal for blocks whose forward ops are equal and wired in the
+        same way.
 
         Args:
             shapes: also ask for equal attributes and shapes, not only op types.
@@ -93,7 +95,7 @@ class Signatures:
         return self._intern((shapes, tuple(described)))
 
     def forward(self, node: GraphNode) -> list[Op]:
-        """The node's forward ops that compute something on data."""
+        """Return the node's forward ops that compute something on data."""
         return [op for op in node.ops if self._phase[op] == FORWARD and op.type != "Placeholder"]
 
     def _intern(self, key: Any) -> int:
@@ -126,7 +128,7 @@ class Signatures:
 def prune_graph(
     nodes: NodeGraph, signatures: Signatures, min_duplicate: int = 2
 ) -> list[SharedSubgraph]:
-    """The shared subgraphs of a model, deepest first (Algorithm 1).
+    """Return the shared subgraphs of a model, deepest first (Algorithm 1).
 
     At each depth of the name tree the blocks with a weight are grouped by composition. A branch
     ends where its blocks have no likeness any more; what lies above is the model.
@@ -163,7 +165,7 @@ def prune_graph(
 
 
 def largest(subgraphs: Sequence[SharedSubgraph], min_duplicate: int = 2) -> list[SharedSubgraph]:
-    """The subgraphs that are no part of a larger one.
+    """Return the subgraphs that are no part of a larger one.
 
     A tower that mostly repeats one block is no subgraph, the block is.
     """

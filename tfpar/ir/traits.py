@@ -321,7 +321,8 @@ def forwarded_input_index(tensor: Tensor) -> int:
 
 
 def forwarded_input(tensor: Tensor) -> Tensor:
-    """The input that an op gives as `tensor`; of an op type in `HANDED_ON` or `INSPECTIONS`."""
+    """Return the input that an op gives as `tensor`; of an op type in `HANDED_ON` or
+    `INSPECTIONS`."""
     return tensor.op.inputs[forwarded_input_index(tensor)]
 
 

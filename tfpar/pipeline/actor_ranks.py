@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def groups_of(num_actors: int, size: int, ranks: Sequence[int] = ()) -> tuple[tuple[int, ...], ...]:
-    """The ranks of each actor, `size` of them.
+    """Return the ranks of each actor, `size` of them.
 
     Args:
         ranks: of the job, actor by actor; by default in their order.

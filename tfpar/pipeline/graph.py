@@ -76,7 +76,7 @@ class TaskGraph:
         }
 
     def transfers(self) -> tuple[Edge, ...]:
-        """The edges from one actor to another."""
+        """Return the edges from one actor to another."""
         places = self.places
         return tuple(
             edge
@@ -88,7 +88,7 @@ class TaskGraph:
 def task_graph(
     schedule: Schedule, stages: StageGraph | None = None, synchronized: bool = False
 ) -> TaskGraph:
-    """The task graph of a schedule.
+    """Return the task graph of a schedule.
 
     Args:
         stages: by default a chain.

@@ -18,8 +18,8 @@ def variable_owners(
     stage: Mapping[Op, int],
     lying: Mapping[str, int] | None = None,
 ) -> dict[Tensor, int]:
-    """By handle, the stage that owns the variable, of those that the forward pass touches or that
-    are placed in a stage already.
+    """Find by handle the stage that owns each variable, of those that the forward pass touches or
+    that are placed in a stage already.
 
     It is the stage that writes it (running statistics, metrics), or else the one that it is placed
     in, or else the first that reads it.

@@ -43,7 +43,7 @@ class Schedule:
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
-        """The schedule that a text states, a line for each actor; see `tfpar.pipeline.text`.
+        """Parse the schedule that a text states, a line for each actor; see `tfpar.pipeline.text`.
 
         Raises:
             ScheduleError: names the line and the cell; and as of `Schedule`.
@@ -52,7 +52,7 @@ class Schedule:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Schedule:
-        """The schedule in a file: what `save` wrote, or PyTorch's pipelining.
+        """Load the schedule in a file: what `save` wrote, or PyTorch's pipelining.
 
         Raises:
             ScheduleError: the file cannot be read; names it, the line and the cell; and as of
@@ -112,9 +112,9 @@ class Schedule:
         return tuple(found[stage] for stage in range(self.num_stages))
 
     def stages_of(self, actor: int) -> tuple[int, ...]:
-        """The stages of one actor, in their order."""
+        """Return the stages of one actor, in their order."""
         return tuple(stage for stage, home in enumerate(self.actors) if home == actor)
 
     def forward(self) -> tuple[tuple[Task, ...], ...]:
-        """The forward tasks of each actor in order: what evaluation runs."""
+        """Return the forward tasks of each actor in order: what evaluation runs."""
         return tuple(tuple(t for t in order if t.kind == "F") for order in self.orders)

@@ -43,8 +43,9 @@ class Runs:
 
     @classmethod
     def without_joins(cls, graph: Graph, roles: Roles) -> Runs:
-        """All that depends on what the step is fed, but for the update, runs for each microbatch,
-        and nothing but the update, and what else reads gradients of weights, needs all of them."""
+        """Count runs as if no microbatches joined: all that depends on what the step is fed, but
+        for the update, runs for each microbatch, and nothing but the update, and what else reads
+        gradients of weights, needs all of them."""
         fed: set[Op] = {t.op for t in graph.inputs}
         for op in graph.ops:
             if any(t.op in fed for t in op.inputs) and roles.phase[op] != UPDATE:
@@ -138,7 +139,7 @@ def stage_graph_of(
     runs: Runs | None = None,
     num_bytes: Callable[[Crossing], float] | None = None,
 ) -> StageGraph:
-    """The stage graph of a step.
+    """Return the stage graph of a step.
 
     Args:
         stage: of every op, as `stages_of_step` gives it.
@@ -243,8 +244,8 @@ def _joins(
 
 
 def waits_of(graph: Graph, roles: Roles, runs: Runs) -> dict[Op, frozenset[Op]]:
-    """Of each op, the ops whose results it needs of all microbatches; of one that runs for each,
-    without what those before it need.
+    """Find for each op the ops whose results it needs of all microbatches; for one that runs for
+    each, without what those before it need.
 
     What depends on inputs alone, and on no variable, is not among these.
     """

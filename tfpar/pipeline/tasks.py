@@ -50,7 +50,7 @@ class Task(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Task:
-        """The task that is written so.
+        """Parse the task that is written so.
 
         Raises:
             ValueError: it is none.

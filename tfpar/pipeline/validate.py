@@ -12,7 +12,7 @@ Orders = tuple[tuple[Task, ...], ...]
 
 
 def read_orders(orders: Any) -> Orders:
-    """`orders` in the form that a `Schedule` has.
+    """Return `orders` in the form that a `Schedule` has.
 
     Raises:
         ArgumentError: no lists.

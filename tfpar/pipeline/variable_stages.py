@@ -20,7 +20,7 @@ def infer_variable_stages(
     owners: Mapping[str, int],
     fixed: Mapping[Op, int] | None = None,
 ) -> dict[Op, int]:
-    """The latest stage of what each of `ops` comes of: of variables, and of other ops.
+    """Infer the latest stage of what each of `ops` comes of: of variables, and of other ops.
 
     Args:
         ops: those that `pipeline.step_stages.assignable` lists.

@@ -39,7 +39,7 @@ class PlanCache:
     folder: str
 
     def get(self, problem: Problem, planner: Planner) -> Plan | None:
-        """The plan found before, or None."""
+        """Return the cached plan, or None."""
         path = self._path(problem, planner)
         if not os.path.exists(path):
             return None
@@ -124,7 +124,7 @@ def _beside(path: str) -> str:
 
 
 def problem_digest(problem: Problem, planner: Planner) -> str:
-    """A hash that is equal, in every process, for equal problems and planners."""
+    """Return a hash that is equal, in every process, for equal problems and planners."""
     fields = [
         tfpar.__version__,
         planner.name,

@@ -20,7 +20,7 @@ from tfpar.spec import Mesh
 
 
 def balance_shares(plan: Plan, problem: Problem, cluster: Cluster, batch_size: int | None) -> Plan:
-    """`plan` with shares of the batch by the speeds of ranks, where that is faster.
+    """Return `plan` with shares of the batch by the speeds of ranks, where that is faster.
 
     Args:
         plan: without any, and priced so.

@@ -72,7 +72,7 @@ def find_conflict(
     relaxed: Relaxed,
     solve: Callable[[Problem], Plan],
 ) -> Conflict | None:
-    """The constraints to blame for there being no plan for `problem`; None if they are not.
+    """Find the constraints to blame for there being no plan for `problem`; None if they are not.
 
     Of n constraints it makes 2n + 1 searches at most, or 3n + 1 if several have to be left out.
     None begins once the problem's budget is over, or `CONFLICT_SECONDS` where it has no end; one
@@ -121,7 +121,8 @@ def _several(
 
 
 def conflict_error(conflict: Conflict, error: PlanError, problem: Problem) -> PlanError:
-    """`error`, which a search for `problem` ended with, as one that names the constraints."""
+    """Convert `error`, which a search for `problem` ended with, to one that names the
+    constraints."""
     if isinstance(error, MemoryLimitError):
         limit = format_bytes(problem.memory_limit)
         return MemoryLimitError(f"No plan fits into {limit} under {conflict}", error.needed_bytes)

@@ -42,7 +42,7 @@ class Incumbent:
                 self._least, self._make = key, make
 
     def plan(self) -> Plan | None:
-        """The best plan, made now; None if there is none."""
+        """Return the best plan, made now; None if there is none."""
         return None if self._make is None else self._make()
 
 

@@ -20,7 +20,7 @@ class Memo:
         self._tables: dict[type[Any], Any] = {}
 
     def of(self, table: type[T]) -> T:
-        """The table of this type, empty at first."""
+        """Return the table of this type, empty at first."""
         if table not in self._tables:
             self._tables[table] = table()
         return cast(T, self._tables[table])

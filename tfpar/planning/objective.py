@@ -60,7 +60,7 @@ class Budget:
             number("search_seconds", self.seconds, above=0, expected=expected)
 
     def start(self) -> Deadline:
-        """The end of a search that begins now."""
+        """Return the end of a search that begins now."""
         return Deadline(self.seconds)
 
 

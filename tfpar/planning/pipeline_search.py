@@ -62,7 +62,7 @@ def select_scope(
     strategies: Pipeline | None,
     is_constrained: bool,
 ) -> PipelineScope:
-    """The pipelines that are searched for a training step.
+    """Select the pipelines that are searched for a training step.
 
     Without `pipeline=`, pipelines are searched where they can pay: see `needs_no_stages`.
     Constraints speak of a mesh as it is, which is then not divided among stages unasked.
@@ -82,7 +82,7 @@ def select_scope(
 def search_step(
     search: StepSearch, request: PlanRequest, scope: PipelineScope = GIVEN
 ) -> tuple[Plan, Problem]:
-    """The best plan for a step, and its problem.
+    """Find the best plan for a step, and its problem.
 
     Args:
         request: of an open scope, with all ranks and no pipeline.

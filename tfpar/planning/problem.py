@@ -129,14 +129,14 @@ class Problem:
         return self.num_actors * self.cluster.host_share_bytes
 
     def excess(self, cost: Cost | None) -> float:
-        """The bytes that a plan stores beyond what the device and its host have room for; none of
-        one that was not priced."""
+        """Return the bytes that a plan stores beyond what the device and its host have room for;
+        none of one that was not priced."""
         if cost is None:
             return 0.0
         return max(0.0, cost.memory_bytes - self.memory_limit) + self._host_excess(cost)
 
     def excess_in_parts(self, cost: Cost | None) -> float:
-        """The same, about, of a plan that was priced as if it computed its batch in one piece."""
+        """Estimate `excess` of a plan that was priced as if it computed its batch in one piece."""
         if cost is None:
             return 0.0
         stored = self.stored_bytes(cost, PeakMemoryModel.of(cost))
@@ -158,7 +158,7 @@ class Problem:
         return always + at_peak.in_microbatches(cost, self.microbatches, self.kept_part)
 
     def with_objective(self, **changes: Any) -> Problem:
-        """The same problem with another objective: `changes` to its fields."""
+        """Return the same problem with another objective: `changes` to its fields."""
         return self._asked(objective=dataclasses.replace(self.objective, **changes))
 
     def with_incumbent_callback(self, offer: IncumbentCallback | None) -> Problem:
@@ -166,7 +166,7 @@ class Problem:
         return self._asked(offer=offer)
 
     def with_settings_of(self, other: Problem) -> Problem:
-        """The same problem with the objective, budget, meshes, microbatches and listeners of
+        """Return the same problem with the objective, budget, meshes, microbatches and listeners of
         another."""
         return self._asked(
             objective=other.objective,
@@ -182,7 +182,7 @@ class Problem:
         )
 
     def on(self, machines: Cluster) -> Problem:
-        """The same problem for these machines."""
+        """Return the same problem for these machines."""
         if machines == self.cluster:
             return self
         there = self.memo.of(ProblemsElsewhere)
@@ -191,7 +191,7 @@ class Problem:
         return there[machines].with_settings_of(self)
 
     def in_pipeline(self, pipeline: Pipeline | None) -> Problem:
-        """The same problem in the microbatches of a pipeline with as many stages.
+        """Return the same problem in the microbatches of a pipeline with as many stages.
 
         Where there are stages to fill, ranks are to have as many samples of each microbatch: meshes
         that split the batch otherwise are left out, if others are left. (What is padded is computed
@@ -221,7 +221,7 @@ class Problem:
         return asked
 
     def plan(self, **found: Any) -> Plan:
-        """The plan of what a planner has `found`, with what the problem says of it."""
+        """Return the plan of what a planner has `found`, with what the problem says of it."""
         return Plan(
             tensors={name: given.spec for name, given in self.tensors.items()},
             constraints=self.constraints,
@@ -257,7 +257,7 @@ class Planner(Protocol):
         ...
 
     def solve(self, problem: Problem) -> Plan:
-        """The best plan that this planner finds for `problem`.
+        """Return the best plan that this planner finds for `problem`.
 
         Raises:
             PlanError: no plan satisfies the constraints.

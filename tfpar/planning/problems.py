@@ -24,7 +24,7 @@ numbers of stages are asked for, before plans in few of them are searched."""
 
 
 def batched_inputs(step: StepGraph, batch_size: int | None) -> frozenset[Tensor]:
-    """The step's arguments whose first dim is the batch."""
+    """Return the step's arguments whose first dim is the batch."""
     if batch_size is None:
         return frozenset()
     return frozenset(t for t in step.arguments if t.shape and t.shape[0] == batch_size)
@@ -68,7 +68,7 @@ class StepProblems:
         return _constrain(free, self.step.graph, request, must_match=not self.part)
 
     def relax(self, request: PlanRequest, kept: Collection[str]) -> Problem:
-        """The same under those constraints alone that read so.
+        """State the problem under those constraints alone that read so.
 
         Mesh and batch are split as they would be if the user left out the others, so that what is
         said of the plan is what trying it gives: the batch may be split over an axis that no
@@ -98,7 +98,7 @@ class StepProblems:
 def state_problem(
     step: StepGraph, request: PlanRequest, batch_size: int | None, state_ratio: float | None = None
 ) -> Problem:
-    """The problem of a step that is stated once; see `StepProblems.state`."""
+    """State the problem of a step that is stated once; see `StepProblems.state`."""
     return StepProblems(step, batch_size, state_ratio=state_ratio).state(request)
 
 

@@ -14,8 +14,8 @@ from tfpar.spec import ScheduleError
 
 
 def reprice_plan(plan: Plan, pipeline: Pipeline, problem: Problem, cluster: Cluster) -> Plan | None:
-    """`plan` with another schedule for its stages, or with other microbatches if it has none; None
-    if it cannot run so."""
+    """Price `plan` with another schedule for its stages, or with other microbatches if it has none;
+    None if it cannot run so."""
     try:
         return price_plan(apply_schedule(plan, pipeline, problem), problem, cluster)
     except ScheduleError:

@@ -65,7 +65,7 @@ class PlanRequest:
     def with_pipeline(
         self, pipeline: Pipeline | None, meshes: tuple[LogicalMesh, ...] = ()
     ) -> PlanRequest:
-        """The same for all ranks divided among the actors of a pipeline.
+        """Return the same request for all ranks divided among the actors of a pipeline.
 
         Args:
             meshes: to choose from; by default as before.
@@ -78,8 +78,8 @@ class PlanRequest:
         return dataclasses.replace(self, mesh=mesh, pipeline=pipeline, meshes=meshes or self.meshes)
 
     def machine_types(self, ranks: Sequence[int] = ()) -> Mapping[Cluster, int]:
-        """The machines on which plans are searched, and how many actors have such: those of all
-        ranks, or of a pipeline's actors; of equal ones, the first.
+        """Return the machines on which plans are searched, and how many actors have such: those of
+        all ranks, or of a pipeline's actors; of equal ones, the first.
 
         Args:
             ranks: of the pipeline, actor by actor; by default all in their order.

@@ -255,7 +255,7 @@ def solver(deadline: Deadline, time_limit_s: float = PROGRAM_SECONDS) -> pulp.Lp
 
 
 def gap_of(problem: pulp.LpProblem) -> float:
-    """The relative gap that the solver left; HiGHS knows it, CBC is taken at its word."""
+    """Return the relative gap that the solver left; HiGHS knows it, CBC is taken at its word."""
     model: Any = getattr(problem, "solverModel", None)
     if hasattr(model, "getInfo") and np.isfinite(model.getInfo().mip_gap):
         return float(max(0.0, model.getInfo().mip_gap))

@@ -21,7 +21,8 @@ Search = Callable[[PlanRequest], tuple[Plan, Problem]]
 def select_trial_candidates(
     best: Plan, search: Search, request: PlanRequest, count: int
 ) -> list[Plan]:
-    """The best `count` plans by prediction, `best` first; all fit, and no two run in the same way.
+    """Select the best `count` plans by prediction, `best` first; all fit, and no two run in the
+    same way.
 
     They are those of other numbers of stages and, where constraints leave the mesh open, the best
     of other logical meshes, which are searched one by one.

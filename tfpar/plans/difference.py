@@ -103,7 +103,7 @@ def _stage(stage: int | None) -> str:
 
 
 def abbreviate_list(items: Sequence[str], limit: int = 4, quote: bool = True) -> str:
-    """The first of `items`, and how many more there are."""
+    """Show the first of `items`, and how many more there are."""
     shown = ", ".join(repr(i) if quote else i for i in items[:limit])
     return shown + (f" and {len(items) - limit} more" if len(items) > limit else "")
 

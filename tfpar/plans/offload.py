@@ -57,7 +57,7 @@ class OffloadPlan:
         return bool(self.slots or self.activations)
 
     def renamed(self, now: Mapping[str, str]) -> OffloadPlan:
-        """The same with new names for weights, given by their old ones."""
+        """Return the same with new names for weights, given by their old ones."""
         slots = tuple(now.get(name, name) for name in self.slots)
         return dataclasses.replace(self, slots=slots)
 

@@ -211,8 +211,8 @@ class Plan:
         return Pipeline(microbatches=self.microbatches, batch_statistics=self.batch_statistics)
 
     def uneven_meshes(self, batch_size: int | None) -> list[UnevenMesh]:
-        """The mesh with the shares that ranks have of a batch, as near to those of the plan as
-        whole `shared_units` allow: the first is taken in which the step splits.
+        """Return the mesh with the shares that ranks have of a batch, as near to those of the plan
+        as whole `shared_units` allow: the first is taken in which the step splits.
 
         There is none, and shares are equal, where the batch has no such units: it is padded as it
         is without shares.
@@ -227,7 +227,8 @@ class Plan:
         return found
 
     def shared_units(self, batch_size: int | None, axis: int) -> list[int]:
-        """In how many equal parts a batch can be shared out along a mesh axis, most first.
+        """Return the numbers of equal parts in which a batch can be shared out along a mesh axis,
+        most first.
 
         Each part has a sample for each chunk or microbatch and for each coordinate of the other
         axes that split the batch; or, as some ops may split it further, of all other axes.
@@ -268,7 +269,7 @@ class Plan:
         gradients: Sequence[Gradient] = (),
         part: bool = False,
     ) -> Plan:
-        """The plan with the names that its variables have in `graph` (and for `mesh`).
+        """Return the plan with the names that its variables have in `graph` (and for `mesh`).
 
         Args:
             gradients: of the step (`CapturedStep.gradients`): what follows them may differ.
@@ -312,15 +313,16 @@ class Plan:
         )
 
     def with_partitioned(self, partitioned: PartitionedGraph) -> Plan:
-        """The same plan, knowing what propagation made of it."""
+        """Return the same plan, knowing what propagation made of it."""
         return dataclasses.replace(self, partitioned=partitioned, report=None)
 
     def with_report(self, report: Mapping[str, Any]) -> Plan:
-        """The same plan, shown by a report that is made already: its graph is let go."""
+        """Return the same plan, shown by a report that is made already: its graph is let go."""
         return dataclasses.replace(self, partitioned=None, report=report)
 
     def of_model(self, layers: Iterable[ModelLayer]) -> Plan:
-        """The same plan, knowing the layers of the model that it is for, itself the first."""
+        """Return the same plan, knowing the layers of the model that it is for, itself the
+        first."""
         return dataclasses.replace(self, layers=tuple(layers), report=None)
 
     # --- reading -----------------------------------------------------------------
@@ -332,7 +334,7 @@ class Plan:
         return arguments.instance("partitioned", partitioned, PartitionedGraph)
 
     def report_data(self, partitioned: PartitionedGraph | None = None) -> dict[str, Any]:
-        """All that there is to show of the plan, as a JSON object of a versioned format.
+        """Return all that there is to show of the plan, as a JSON object of a versioned format.
 
         `tfpar.observability.report.data.schema` says what its fields are. `summary`, `explain`,
         `graph` and the commands read it and nothing else; `save` keeps it with the plan, where the
@@ -350,7 +352,7 @@ class Plan:
         full: bool = False,
         sort: Literal["time", "memory"] | None = None,
     ) -> str:
-        """The plan as a text to print: what it is, what a step takes, and its layers.
+        """Return the plan as a text to print: what it is, what a step takes, and its layers.
 
         Args:
             full: all layers and variables, each by itself, with inputs, collectives, padding and
@@ -377,7 +379,7 @@ class Plan:
         path: str | os.PathLike[str] | None = None,
         partitioned: PartitionedGraph | None = None,
     ) -> str:
-        """The plan as a page for browsers: one file that asks for no other.
+        """Return the plan as a page for browsers: one file that asks for no other.
 
         Args:
             path: where to write it, in UTF-8; by default it is only returned.
@@ -419,7 +421,7 @@ class Plan:
         return _views().plan_graph(self, self._known(partitioned))
 
     def to_layout_map(self, device_mesh: DeviceMesh | None = None) -> LayoutMap:
-        """The plan's weights as a layout map, for Keras on JAX.
+        """Return the plan's weights as a layout map, for Keras on JAX.
 
             layouts = tap.Plan.load("plan.json").to_layout_map()
             keras.distribution.set_distribution(
@@ -481,7 +483,8 @@ class Plan:
         return cls.from_json(text, path)
 
     def to_json(self) -> str:
-        """The plan as JSON text: sorted, one line per variable and tensor; with its `report`."""
+        """Return the plan as JSON text: sorted, one line per variable and tensor; with its
+        `report`."""
         return text_of(self)
 
     @classmethod

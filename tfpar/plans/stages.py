@@ -97,7 +97,7 @@ class PipelinePlan:
         recompute: bool = False,
         owners: Mapping[str, int] | None = None,
     ) -> PipelinePlan:
-        """The stages that forward ops are given, in the smallest table.
+        """Return the stages that forward ops are given, in the smallest table.
 
         Args:
             forward_stages: in the order of the graph.
@@ -118,15 +118,15 @@ class PipelinePlan:
         return self.schedule.num_actors
 
     def placed(self, cluster: Cluster) -> Cluster:
-        """The machines of a job in the order in which actors have them."""
+        """Return the machines of a job in the order in which actors have them."""
         return cluster.part(self.ranks) if self.ranks else cluster
 
     def groups(self, size: int) -> tuple[tuple[int, ...], ...]:
-        """The ranks of each actor, of so many each."""
+        """Return the ranks of each actor, of so many each."""
         return groups_of(self.num_actors, size, self.ranks)
 
     def forward_stages(self, ops: Iterable[Op]) -> dict[Op, int]:
-        """The stages of `ops`, as far as anything is known of them.
+        """Return the stages of `ops`, as far as anything is known of them.
 
         Args:
             ops: those that `pipeline.step_stages.assignable` lists, in the order of their graph.
@@ -152,12 +152,12 @@ class PipelinePlan:
         return partition_step(step, self.forward_stages(ops))
 
     def renamed(self, now: Mapping[str, str]) -> PipelinePlan:
-        """The same with new names for variables, given by their old ones."""
+        """Return the same with new names for variables, given by their old ones."""
         owners = {now.get(name, name): stage for name, stage in self.owners.items()}
         return dataclasses.replace(self, owners=owners)
 
     def fitted(self, ops: Sequence[Op]) -> PipelinePlan:
-        """The same with the names that models have in a step.
+        """Return the same with the names that models have in a step.
 
         Args:
             ops: of it, as of `forward_stages`.

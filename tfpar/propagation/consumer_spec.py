@@ -48,7 +48,7 @@ def preferred_shard(
     depth: int = _LOOKAHEAD,
     even: bool = True,
 ) -> Wish:
-    """The Shard along `axis` on which all readers of `tensor` (made as `made`) agree.
+    """Return the Shard along `axis` on which all readers of `tensor` (made as `made`) agree.
 
     Args:
         depth: through how many more ops to look.
@@ -122,7 +122,8 @@ matrices."""
 
 
 def nearest(view: View, tensor: Tensor, axis: int) -> Shard | None:
-    """The plain Shard of `tensor` along `axis` that what comes of it wants, if anything does.
+    """Return the plain Shard of `tensor` along `axis` that what comes of it wants, if anything
+    does.
 
     The first op, in the graph's order, that reads both something made of `tensor` and something
     split along `axis` decides: forward comes before backward, the next matrix before later ones.

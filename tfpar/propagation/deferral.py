@@ -66,7 +66,7 @@ class Carry:
         )
 
     def before(self, made: Dims, read: Dims) -> Carry:
-        """The terms for an op's input, from those for its output.
+        """Return the terms for an op's input, from those for its output.
 
         Args:
             made, read: the dims of the output and of the input, in factors.
@@ -96,7 +96,8 @@ def carried_tensors(
     reduces: bool = True,
     whole: Collection[Tensor] = (),
 ) -> dict[Tensor, Carry]:
-    """The tensors that, when Partial(sum), are better carried on than reduced, and on what terms.
+    """Return the tensors that, when Partial(sum), are better carried on than reduced, and on what
+    terms.
 
     The graph is walked backwards. For each tensor two numbers are compared:
 

@@ -80,7 +80,7 @@ def begin(
     confined: bool = False,
     zeros: frozenset[Tensor] = frozenset(),
 ) -> PropagationState:
-    """The state before the first op: variables and inputs have their specs."""
+    """Return the state before the first op: variables and inputs have their specs."""
     state = PropagationState(
         prepared, mesh, anchors, propagate, confined, zeros | prepared.zeros, whole
     )
@@ -101,7 +101,7 @@ def run_segment(state: PropagationState, ops: Iterable[Op]) -> None:
 
 
 def finish(state: PropagationState) -> PartitionedGraph:
-    """The result, once all ops have run: weights that nothing reads are whole."""
+    """Return the result, once all ops have run: weights that nothing reads are whole."""
     for root in list(state.waiting):
         settle_root(state, root, state.replicated)
     lay_outputs(state)

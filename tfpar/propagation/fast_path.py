@@ -16,7 +16,7 @@ from tfpar.propagation.step import keep, move
 
 
 def make_fast_path(state: PropagationState) -> Callable[[Op], bool]:
-    """A function that takes an op's step if it was decided before; else it answers False."""
+    """Make a function that takes an op's step if it was decided before; else it answers False."""
     prepared, mesh, specs = state.prepared, state.mesh, state.specs
     if state.whole or state.confined or state.anchors.tensors:
         return lambda op: False

@@ -21,7 +21,7 @@ from tfpar.spec import Partial, Placement, Replicate, Shard, Spec, canonical, dr
 
 
 def choose_final_spec(state: PropagationState, tensor: Tensor, made: Spec) -> Spec:
-    """The spec in which `tensor`, made as `made`, is kept."""
+    """Choose the spec in which `tensor`, made as `made`, is kept."""
     anchor = state.anchor_of(tensor)
     if anchor is None:
         return resolved_spec(state, tensor, made)
@@ -34,7 +34,7 @@ def choose_final_spec(state: PropagationState, tensor: Tensor, made: Spec) -> Sp
 
 
 def resolved_spec(state: PropagationState, tensor: Tensor, made: Spec) -> Spec:
-    """The same, if nothing anchors `tensor`."""
+    """Return the final spec of `tensor`, if nothing anchors it."""
     if state.confined or tensor.dtype in REFERENCES:
         return made
     data_axes = state.anchors.data_axes

@@ -45,7 +45,7 @@ class _Union:
 
 
 def followed_weights(graph: Graph, rules: Mapping[Op, OpRule]) -> dict[Variable, Follow]:
-    """For each non-trainable variable that is updated along with a weight: the link."""
+    """Find for each non-trainable variable that is updated along with a weight the link to it."""
     handles = graph.variable_of()
     weights = {h for h, v in handles.items() if v.trainable}
     if not weights or len(weights) == len(handles):

@@ -46,5 +46,5 @@ def is_loose(tensor: Tensor, rules: Mapping[Op, OpRule], zeros: Collection[Tenso
 
 
 def sources(op: Op) -> list[Tensor]:
-    """The lists that `op` takes."""
+    """Return the lists that `op` takes."""
     return [t for t in op.inputs if t.dtype == "variant"]

@@ -43,7 +43,7 @@ class MemoTrie(Generic[T]):
         self.root: TrieNode[T] | T | None = None
 
     def follow(self, specs: Mapping[Tensor, Spec | None]) -> T | None:
-        """The answer that was given where `specs` said the same; None if there is none."""
+        """Return the answer that was given where `specs` said the same; None if there is none."""
         node = self.root
         while type(node) is TrieNode:
             node = node.children.get(specs.get(node.tensor))

@@ -18,7 +18,8 @@ from tfpar.rules.rule import OpRule
 
 
 def find_narrow_gradients(graph: Graph, rules: Mapping[Op, OpRule]) -> frozenset[Tensor]:
-    """The 16-bit tensors of which nothing is made but, entry by entry, updates of variables."""
+    """Find the 16-bit tensors of which nothing is made but, entry by entry, updates of
+    variables."""
     readers = graph.consumers()
     returned = set(graph.outputs)
     updating: set[Tensor] = set()

@@ -27,7 +27,7 @@ from tfpar.spec import Replicate, Shard
 def split_opened(
     view: View, op: Op, decision: Decision, opened: Sequence[int], whole: Collection[int]
 ) -> Decision:
-    """`decision` with the dims of `op`'s open weights split as what comes next wants them.
+    """Split the dims of `op`'s open weights, in `decision`, as what comes next wants them.
 
     Args:
         opened: the inputs of `op` that are open weights.

@@ -88,7 +88,7 @@ class Decision:
         return any(isinstance(p, Partial) for made in self.strategy.out_specs for p in made)
 
     def communications(self, op: Op) -> Iterator[Communication]:
-        """The collectives that are part of the work of `op`, which runs so."""
+        """Yield the collectives that are part of the work of `op`, which runs so."""
         if self.expansion is not None:
             for moved in self.expansion.communications():
                 yield moved._replace(op=op, tensor=None)
@@ -180,7 +180,7 @@ class PartitionedGraph:
     def communications(
         self, wire_dtypes: Mapping[Tensor, str] | None = None
     ) -> Iterator[Communication]:
-        """The collectives of one step: all that is emitted, before some are packed.
+        """Yield the collectives of one step: all that is emitted, before some are packed.
 
         Loop bodies hold none.
 

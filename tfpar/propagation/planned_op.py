@@ -52,7 +52,7 @@ def _with_rest(state: PropagationState, tensor: Tensor, made: Spec, spec: Spec) 
 
 
 def _decision(state: PropagationState, op: Op, planned: OpPlan) -> Decision | None:
-    """The decision that runs `op` as `planned_op`, or None if its rule has none."""
+    """Return the decision that runs `op` as `planned`, or None if its rule has none."""
     count, mesh = planned.num_axes, state.mesh
     counts = len(planned.in_specs), len(planned.made)
     if op.type in REGIONS or not count or counts != (len(op.inputs), len(op.outputs)):

@@ -80,14 +80,14 @@ class PreparedGraph:
         return followed_weights(self.graph, self.rules)
 
     def all_fallbacks(self) -> list[Op]:
-        """`fallbacks`, and those of the bodies prepared so far."""
+        """Return `fallbacks`, and those of the bodies prepared so far."""
         found = list(self.fallbacks)
         for body in self.bodies.values():
             found += body.all_fallbacks()
         return found
 
     def body(self, name: str, known: Mapping[int, np.ndarray]) -> PreparedGraph:
-        """The prepared body of function `name`, of whose arguments some values are known."""
+        """Return the prepared body of function `name`, of whose arguments some values are known."""
         if name not in self.bodies:
             body = self.graph.functions[name]
             self.bodies[name] = prepare(body, {body.inputs[i]: v for i, v in known.items()})

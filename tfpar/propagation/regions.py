@@ -120,7 +120,7 @@ def _is_whole(spec: Spec, axis: int) -> bool:
 
 
 def _gathered(spec: Spec, axes: Collection[int], pinned: bool) -> Spec:
-    """`spec` with `axes` whole and, unless it is `immovable`, Partials reduced."""
+    """`spec` with `axes` whole and, unless it is `pinned`, Partials reduced."""
     return tuple(
         Replicate() if a in axes or (isinstance(p, Partial) and not pinned) else p
         for a, p in enumerate(spec)

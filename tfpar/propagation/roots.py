@@ -88,7 +88,7 @@ def _relabels(state: PropagationState, op: Op, position: int) -> bool:
 
 
 def root_spec(state: PropagationState, tensor: Tensor, want: Spec) -> tuple[Root, Spec]:
-    """The root of the open `tensor`, and its spec if `tensor` is to come as `want`.
+    """Return the root of the open `tensor`, and its spec if `tensor` is to come as `want`.
 
     Partials, and splits that the root does not have, are left out.
     """
@@ -111,7 +111,8 @@ def root_spec(state: PropagationState, tensor: Tensor, want: Spec) -> tuple[Root
 
 
 def draw_with_spec(state: PropagationState, op: Op, spec: Spec) -> Decision:
-    """`op`, which reads nothing that is sharded, making its output as `spec` where it can."""
+    """Decide that `op`, which reads nothing that is sharded, makes its output as `spec` where it
+    can."""
     rule, mesh = state.prepared.rules[op], state.mesh
     splits = tuple(
         s if s is not None and rule.can_split(s[0]) and rule.takes_pattern(*s) else WHOLE

@@ -56,7 +56,7 @@ def decide_by_rule(state: PropagationState, op: Op) -> Decision:
 def strategy_by_rule(
     state: PropagationState, op: Op, planned: OpStrategy | None = None
 ) -> OpStrategy:
-    """The cheapest way to run `op`; see `decide.choose_strategy`.
+    """Return the cheapest way to run `op`; see `decide.choose_strategy`.
 
     Args:
         planned: how it runs along the first mesh axes, if that is given.
@@ -76,5 +76,5 @@ def strategy_by_rule(
 
 
 def with_decomposition(state: PropagationState, op: Op, strategy: OpStrategy) -> Decision:
-    """`strategy` as a decision; see `expansions.expand_decision`."""
+    """Return `strategy` as a decision; see `expansions.expand_decision`."""
     return expand_decision(op, strategy, state.prepared, state.mesh, state.within, state.confined)

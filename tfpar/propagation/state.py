@@ -93,7 +93,7 @@ class PropagationState:
     def part(
         self, specs: dict[Tensor, Spec | None], opened: Iterable[Variable]
     ) -> PropagationState:
-        """A state for a pass over some of the ops, in which nothing is done yet.
+        """Return a state for a pass over some of the ops, in which nothing is done yet.
 
         Args:
             specs: the specs that the part finds, and to which it adds its own.
@@ -115,7 +115,7 @@ class PropagationState:
         )
 
     def spec(self, tensor: Tensor) -> Spec:
-        """The spec in which `tensor`, which is not open, is kept."""
+        """Return the spec in which `tensor`, which is not open, is kept."""
         spec = self.specs[tensor]
         assert spec is not None
         return spec
@@ -133,9 +133,9 @@ class PropagationState:
         return is_loose(tensor, self.prepared.rules, self.zeros)
 
     def anchor_of(self, tensor: Tensor) -> Spec | None:
-        """The spec that the plan gives `tensor` by its name."""
+        """Return the spec that the plan gives `tensor` by its name."""
         return self.anchors.tensors.get(tensor.name) if self.anchors.tensors else None
 
     def whole_axes(self, op: Op) -> tuple[int, ...]:
-        """The mesh axes along which `op` must not split."""
+        """Return the mesh axes along which `op` must not split."""
         return tuple(sorted(a for o, a in self.whole if o is op)) if self.whole else ()

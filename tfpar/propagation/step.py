@@ -76,7 +76,7 @@ def _visit_settled(state: PropagationState, op: Op) -> None:
 def record(
     state: PropagationState, op: Op, decision: Decision, planned: Sequence[Spec] | None = None
 ) -> None:
-    """Settle how `op` runs; its outputs are kept as `planned_op`, if a plan says so."""
+    """Settle how `op` runs; its outputs are kept as `planned`, if a plan says so."""
     result = state.result
     for tensor, need in zip(op.inputs, decision.strategy.in_specs, strict=True):
         if state.specs[tensor] is FREE:
@@ -91,7 +91,7 @@ def record(
 def keep(
     state: PropagationState, op: Op, decision: Decision, planned: Sequence[Spec] | None = None
 ) -> None:
-    """Settle the specs of the outputs of `op`; `planned_op` as of `record`."""
+    """Settle the specs of the outputs of `op`; `planned` as of `record`."""
     result = state.result
     for i, (tensor, made) in enumerate(zip(op.outputs, decision.strategy.out_specs, strict=True)):
         kept = choose_final_spec(state, tensor, made) if planned is None else planned[i]

@@ -25,7 +25,7 @@ class UnevenSplitError(Exception):
 
 
 def check_shares(partitioned: PartitionedGraph, mesh: UnevenMesh) -> None:
-    """Check that `partitioned_graph`, partitioned on the even mesh, may run on the uneven one.
+    """Check that `partitioned`, a graph on the even mesh, may run on the uneven one.
 
     Raises:
         UnevenSplitError: it may not.
@@ -53,7 +53,7 @@ def check_shares(partitioned: PartitionedGraph, mesh: UnevenMesh) -> None:
 
 
 def with_uneven_mesh(partitioned: PartitionedGraph, mesh: UnevenMesh) -> PartitionedGraph:
-    """The same graph on `mesh`, with the decompositions and bodies of its ops."""
+    """Return the same graph on `mesh`, with the decompositions and bodies of its ops."""
     decisions = {}
     for op, decision in partitioned.decisions.items():
         if decision.expansion is not None or decision.bodies:
@@ -70,7 +70,7 @@ def with_uneven_mesh(partitioned: PartitionedGraph, mesh: UnevenMesh) -> Partiti
 
 
 def with_own_share(partitioned: PartitionedGraph, mesh: UnevenMesh) -> PartitionedGraph:
-    """`partitioned_graph` as one rank sees it that has its share.
+    """Return `partitioned` as one rank sees it that has its share.
 
     Args:
         mesh: seen from that rank; the graph may have further axes behind, of the parts of a rank.

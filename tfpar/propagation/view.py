@@ -30,11 +30,11 @@ class View(Protocol):
         """Specs of tensors so far; FREE for those that are open."""
 
     def anchor_of(self, tensor: Tensor) -> Spec | None:
-        """The spec that the plan gives a tensor by its name."""
+        """Return the spec that the plan gives a tensor by its name."""
 
 
 def settled_spec(view: View, tensor: Tensor) -> Spec | None:
-    """The spec of `tensor`, or of the variable it reads, if it is settled by now."""
+    """Return the spec of `tensor`, or of the variable it reads, if it is settled by now."""
     spec = view.specs.get(tensor)
     if spec is None and tensor.op.type == "ReadVariableOp":
         return view.specs.get(tensor.op.inputs[0])
@@ -42,7 +42,8 @@ def settled_spec(view: View, tensor: Tensor) -> Spec | None:
 
 
 def known_spec(view: View, tensor: Tensor) -> Spec | None:
-    """The spec of `tensor` if it is settled by now, or follows from that of the weight it holds."""
+    """Return the spec of `tensor` if it is settled by now, or follows from that of the weight it
+    holds."""
     spec = view.specs.get(tensor)
     if spec is not None or tensor not in view.prepared.weights or not tensor.op.inputs:
         return spec

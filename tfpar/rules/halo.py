@@ -56,7 +56,7 @@ def halo_fields(
     shape_operands: Mapping[int, int],
     reduction: str = "sum",
 ) -> HaloFields:
-    """The arguments of `make_rule` that let the spatial dims of an op with windows split.
+    """Return the arguments of `make_rule` that let the spatial dims of an op with windows split.
 
     Args:
         notation: the rule's, with `{x}` for images and `{y}` for results.

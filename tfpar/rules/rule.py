@@ -192,7 +192,7 @@ def make_rule(
     blocks: Mapping[str, int] | None = None,
     **fields: Unpack[RuleFields],
 ) -> OpRule:
-    """The rule of `op` in factor notation.
+    """Make the rule of `op` in factor notation.
 
     `notation` lists inputs and outputs, comma separated, around `->`. A token is a
     factor name, `(a b)` for a compound dimension, `.` or `1` for a dimension
@@ -276,7 +276,7 @@ def make_rule(
 
 
 def replicate_rule(op: Op) -> OpRule:
-    """The rule that splits nothing: all inputs gathered, every rank computes."""
+    """Make the rule that splits nothing: all inputs gathered, every rank computes."""
     return OpRule(
         names=(),
         sizes=(),

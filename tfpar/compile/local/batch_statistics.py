@@ -48,8 +48,8 @@ def batch_statistics(program: LocalProgram, roles: Roles) -> BatchStatistics:
 
 
 def statistics_of(laid: PartitionedGraph, roles: Roles) -> BatchStatistics:
-    """The same by the ops of a step on a mesh whose last axis are microbatches: those that make the
-    sums, and those of which something runs for each microbatch."""
+    """Find the batch statistics by the ops of a step on a mesh whose last axis are microbatches:
+    those that make the sums, and those of which something runs for each microbatch."""
     program = build_local_program(laid)
     found, origins = batch_statistics(program, roles), program.origins
     return BatchStatistics(
@@ -69,7 +69,7 @@ class StatisticsSearch:
         self._roles = roles
 
     def found(self) -> BatchStatistics:
-        """The statistics, and what leads back to them."""
+        """Return the statistics, and what leads back to them."""
         joins = [op for op in self.program.graph.ops if self._is_sum(op) and self._joins(op)]
         scopes: set[str] = set()
         sums: set[Op] = set()
@@ -100,7 +100,7 @@ class StatisticsSearch:
             sums |= more
 
     def phase(self, op: Op) -> int:
-        """The phase of what an op was written for; FORWARD of what was written for none."""
+        """Return the phase of what an op was written for; FORWARD of what was written for none."""
         origin = self.program.origins.get(op)
         return FORWARD if origin is None else self._roles.phase.get(origin, FORWARD)
 

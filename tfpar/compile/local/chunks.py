@@ -38,7 +38,7 @@ CHUNKS = (1, 2, 4)
 
 
 def with_chunks(mesh: Mesh, chunks: int) -> Mesh:
-    """`mesh` with the axis of the chunks behind its own."""
+    """Return `mesh` with the axis of the chunks behind its own."""
     name = "chunk"
     while name in mesh.axis_names:
         name += "_"
@@ -46,7 +46,7 @@ def with_chunks(mesh: Mesh, chunks: int) -> Mesh:
 
 
 def build_chunked_program(laid: PartitionedGraph) -> LocalProgram:
-    """The program of a step whose batch is in chunks.
+    """Build the program of a step whose batch is in chunks.
 
     Variables and inputs have the same specs as without. A loop or branch whose body has an effect
     cannot run on chunks: its effect would come more than once.
@@ -63,7 +63,8 @@ def build_chunked_program(laid: PartitionedGraph) -> LocalProgram:
 def split_batch(
     partitioned: PartitionedGraph, anchors: Anchors, batched: Collection[Tensor], parts: int
 ) -> PartitionedGraph:
-    """The same step on the mesh with an axis of so many parts of a rank's batch behind its own.
+    """Return the same step on the mesh with an axis of so many parts of a rank's batch behind its
+    own.
 
     Args:
         partitioned: the step in one piece, from `anchors`.
@@ -97,7 +98,7 @@ def chunked_anchors(
 
 
 def run_chunks(program: LocalProgram) -> LocalProgram:
-    """The program for the mesh without its last axis, whose ranks are chunks within a rank.
+    """Return the program for the mesh without its last axis, whose ranks are chunks within a rank.
 
     Raises:
         NotRepeatableError: names an op that must not run once for each chunk.

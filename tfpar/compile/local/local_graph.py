@@ -83,12 +83,13 @@ class LocalProgram:
     shapes: dict[Tensor, Sequence[Shape]] = dataclasses.field(default_factory=dict)
 
     def shape_on(self, rank: int, tensor: Tensor) -> Shape:
-        """The shape of a local tensor on `rank`."""
+        """Return the shape of a local tensor on `rank`."""
         each = self.shapes.get(tensor)
         return tensor.shape if each is None else each[rank]
 
     def graphs(self) -> list[Graph]:
-        """All graphs in which ranks may meet: that of the program, and those of its tasks."""
+        """Return all graphs in which ranks may meet: that of the program, and those of its
+        tasks."""
         bodies = dict.fromkeys(op.attrs["body"] for op in self.graph.ops if op.type == TASK)
         return [self.graph, *(self.graph.functions[body] for body in bodies)]
 

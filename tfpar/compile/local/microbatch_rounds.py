@@ -58,7 +58,7 @@ class MicrobatchRounds:
         return max(map(_round, self.sweep_of.values()), default=0)
 
     def of(self, number: int) -> list[Op]:
-        """The ops that run for each microbatch in a round, from 1."""
+        """Return the ops that run for each microbatch in a round, from 1."""
         return [op for op, sweep in self.sweep_of.items() if _round(sweep) == number]
 
 
@@ -73,7 +73,7 @@ def _round(sweep: int) -> int:
 
 
 def schedule_rounds(program: LocalProgram, repetition: Repetition) -> MicrobatchRounds:
-    """The rounds of `program`.
+    """Return the rounds of `program`.
 
     Args:
         repetition: what is known of its ops when they run more than once.
@@ -88,7 +88,7 @@ def schedule_rounds(program: LocalProgram, repetition: Repetition) -> Microbatch
 
 
 def differing_ops(program: LocalProgram, repetition: Repetition) -> set[Op]:
-    """The ops that make another tensor for each microbatch."""
+    """Return the ops that make another tensor for each microbatch."""
     graph, axis = program.graph, program.mesh.num_axes - 1
     cut = {
         tensor

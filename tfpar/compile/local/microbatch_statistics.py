@@ -128,8 +128,8 @@ class _Writer:
 
 
 def shares_of(program: LocalProgram) -> list[float]:
-    """By rank of the mesh, the part of the batch's samples that its microbatch has, of all ranks
-    together.
+    """Return by rank of the mesh the part of the batch's samples that its microbatch has, of all
+    ranks together.
 
     A last microbatch may have fewer than others, or none.
     """

@@ -42,7 +42,7 @@ def build_microbatched_program(
     stages: PipelineLowering | None = None,
     statistics: Roles | None = None,
 ) -> LocalProgram:
-    """The program of a step whose batch is in microbatches.
+    """Build the program of a step whose batch is in microbatches.
 
     Variables and inputs have the same specs as without.
 
@@ -68,7 +68,8 @@ def build_microbatched_program(
 def run_microbatches(
     program: LocalProgram, schedule: Schedule | None = None, recompute: bool = False
 ) -> LocalProgram:
-    """The program for the mesh without its last axis, whose ranks are microbatches within a rank.
+    """Return the program for the mesh without its last axis, whose ranks are microbatches within a
+    rank.
 
     Args:
         schedule: of a program in stages; by default it has one.

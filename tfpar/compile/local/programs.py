@@ -56,14 +56,14 @@ class ProgramSet:
 
     @classmethod
     def of(cls, program: LocalProgram) -> ProgramSet:
-        """`program` on all ranks."""
+        """Return `program` on all ranks."""
         return cls({tuple(range(program.mesh.size)): program})
 
     def __str__(self) -> str:
         return "\n\n".join(map(str, self.programs.values()))
 
     def group_of(self, rank: int) -> Group:
-        """The group that `rank` is in.
+        """Return the group that `rank` is in.
 
         Raises:
             TfparError: in none that is known.
@@ -75,7 +75,7 @@ class ProgramSet:
         raise TfparError(f"Rank {rank} runs no program; there are some for the ranks {known}.")
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """The stages that `rank` runs; none where the step has one."""
+        """Return the stages that `rank` runs; none where the step has one."""
         return self.stages.get(self.group_of(rank), ())
 
     def channels(self) -> list[Channel]:
@@ -92,7 +92,7 @@ class ProgramSet:
         return match_channels(sends, receives)
 
     def in_order(self) -> Iterator[tuple[Group, Op]]:
-        """The ops of all programs, each `Recv` behind those that send what it gets.
+        """Return the ops of all programs, each `Recv` behind those that send what it gets.
 
         Raises:
             TfparError: programs wait for each other.

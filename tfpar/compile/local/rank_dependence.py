@@ -28,7 +28,7 @@ _MADE_ALIKE = ("AllReduce", "AllGather", "Broadcast")
 
 
 def find_rank_dependent_axes(program: LocalProgram) -> dict[Op, Axes]:
-    """For each op of the program's graph, the axes along which ranks differ in it, or may."""
+    """Find for each op of the program's graph the axes along which ranks differ in it, or may."""
     graph, mesh = program.graph, program.mesh
     every = frozenset(a for a, size in enumerate(mesh.shape) if size > 1)
     apart = find_body_inputs(graph)

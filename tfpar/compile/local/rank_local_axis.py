@@ -105,7 +105,7 @@ class RankLocalAxis:
         return op.type in COLLECTIVE_TYPES and self.mesh.num_axes in op.attrs["axes"]
 
     def finish(self, effects: Sequence[Op]) -> LocalProgram:
-        """The program of what has been written; `effects` are to run all the same."""
+        """Return the program that has been written; `effects` are to run all the same."""
         old, graph = self.program, self.build.graph
         graph.inputs = [self.wholes[t] for t in old.graph.inputs]
         graph.variables = [
@@ -126,7 +126,7 @@ class RankLocalAxis:
     # --- sources -----------------------------------------------------------------
 
     def write_source(self, op: Op) -> None:
-        """A variable's handle, or an input: whole for the rank, and cut for the parts."""
+        """Write a variable's handle, or an input: whole for the rank, and cut for the parts."""
         (tensor,) = op.outputs
         variable = self._variables.get(tensor)
         shape, cut = tensor.shape, None
@@ -168,7 +168,7 @@ class RankLocalAxis:
     # --- what crosses the axis ------------------------------------------------
 
     def write_crossing(self, op: Op) -> None:
-        """A collective among parts, and ranks: the rank's share of it is arithmetic."""
+        """Write a collective among parts, and ranks: the rank's share of it is arithmetic."""
         axes = tuple(a for a in op.attrs["axes"] if a != self.mesh.num_axes)
         within: Callable[[Op, Tensor], Sequence[Tensor]] = getattr(self, _WITHIN[op.type])
         made = [within(op, tensor) for tensor in op.inputs]

@@ -21,7 +21,8 @@ _READ = "ReadVariableOp"
 
 
 def find_replicated_scalars(program: LocalProgram) -> dict[Tensor, list[Op]]:
-    """The handles of such variables of a whole step, each with the ops that read or write it.
+    """Find the handles of the replicated scalars of a whole step, each with the ops that read or
+    write it.
 
     They are no weights, and are read and assigned as a whole, between tasks.
     """
@@ -70,7 +71,8 @@ def _computes_scalars(op: Op) -> bool:
 def remove_dead_reads(
     ops: list[Op], kept: Collection[Tensor], read: Collection[Tensor]
 ) -> list[Op]:
-    """`ops` without reads of `kept` variables that nobody asks for; others wait for what those did.
+    """Remove from `ops` the reads of `kept` variables that nobody asks for; others wait for what
+    those did.
 
     Args:
         kept: handles.

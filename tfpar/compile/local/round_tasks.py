@@ -93,7 +93,7 @@ class RoundTasks:
         )
 
     def in_order(self, reads: Mapping[TaskKey, Sequence[Tensor]]) -> Iterator[Task]:
-        """The tasks of all microbatches, each behind those whose tensors it reads.
+        """Yield the tasks of all microbatches, each behind those whose tensors it reads.
 
         Args:
             reads: the tensors that each task is given.

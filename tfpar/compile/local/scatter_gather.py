@@ -31,7 +31,7 @@ class Slicing(Protocol):
     def axes(
         self, spec: Spec, parts: Sequence[Sequence[int]], num_bytes: int, source: int, target: int
     ) -> tuple[int, ...]:
-        """The mesh axes whose ranks each send a slice of a tensor; none where it goes whole.
+        """Return the mesh axes whose ranks each send a slice of a tensor; none where it goes whole.
 
         It is replicated on their ranks, whose number divides that of its entries.
 

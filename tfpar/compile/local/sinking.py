@@ -13,7 +13,7 @@ from tfpar.ir.graph import Op
 
 
 def earliest(places: Iterable[StagePass]) -> StagePass:
-    """The one of several places of the same ranks that a microbatch comes to first."""
+    """Return the one of several places of the same ranks that a microbatch comes to first."""
     found = [*places]
     return min((place for place in found if not place.backward), default=max(found))
 

@@ -64,7 +64,7 @@ class PipelineLowering:
 def split_stages(
     program: LocalProgram, schedule: Schedule, ranks: Sequence[int] = ()
 ) -> ProgramSet:
-    """The program of each actor, which has as many ranks of the job as the mesh.
+    """Return the program of each actor, which has as many ranks of the job as the mesh.
 
     All of them get the same inputs, and give what the step gives.
 
@@ -87,7 +87,7 @@ def split_stages(
 
 
 def write_in_stages(partitioned: PartitionedGraph, step: PipelineLowering) -> LocalProgram:
-    """The program of a whole step whose ops have places, as if one actor ran all of it."""
+    """Return the program of a whole step whose ops have places, as if one actor ran all of it."""
     program = build_local_program(partitioned, step.places)
     sink_input_slices(program)
     sink_all_gathers(program)

@@ -72,7 +72,7 @@ class TaskBody:
         self.sums.append(self.build.binary(COMBINE[reduction], so_far, operand))
 
     def finish(self, effects: Sequence[Op]) -> Graph:
-        """The function; `effects` of the program are to run all the same."""
+        """Return the function; `effects` of the program are to run all the same."""
         graph = self.build.graph
         graph.inputs += [t.op.inputs[0] for t in self.sums]
         graph.outputs = [*(self._tensors[t] for t in self.made), *self.sums]
@@ -87,6 +87,6 @@ def operand_of(tensor: Tensor) -> Tensor:
 
 
 def sum_dtype(tensor: Tensor) -> str:
-    """The dtype of a sum: many terms in 16 bits would lose what one product's sum keeps."""
+    """Return the dtype of a sum: many terms in 16 bits would lose what one product's sum keeps."""
     short = is_floating(tensor.dtype) and itemsize(tensor.dtype) < 4
     return "float32" if short else tensor.dtype

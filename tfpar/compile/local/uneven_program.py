@@ -31,7 +31,7 @@ def build_uneven_program(
     meshes: Sequence[UnevenMesh],
     write: Callable[[PartitionedGraph], LocalProgram],
 ) -> LocalProgram:
-    """The program of every rank, each with its share of the batch.
+    """Build the program of every rank, each with its share of the batch.
 
     Args:
         laid: on the even mesh; in parts, with their axis behind the others.

@@ -111,7 +111,8 @@ def _regions(
 
 
 def find_uncompiled_ops(graph: Graph, compiles: Compiles) -> list[Op]:
-    """The ops that compute something on a rank, and that no region of a compiled graph takes."""
+    """Find the ops that compute something on a rank, and that no region of a compiled graph
+    takes."""
     own = {*SOURCES, *COLLECTIVE_TYPES, *TRANSFER_TYPES, TASK}
     return [
         op

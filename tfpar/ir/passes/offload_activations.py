@@ -33,7 +33,7 @@ _VIEWS = VIEWS - {"IdentityN"}
 
 
 def offload_activations(graph: Graph, blocks: Sequence[Collection[Op]], roles: Roles) -> Graph:
-    """A copy of `graph` that has in host memory what its backward pass reads of `blocks`.
+    """Return a copy of `graph` that has in host memory what its backward pass reads of `blocks`.
 
     Args:
         blocks: forward ops of `graph`; no two share one. One that the backward pass reads nothing

@@ -64,7 +64,7 @@ def rewire_backward(
     instead: Mapping[Tensor, Tensor],
     roles: Roles,
 ) -> Graph:
-    """A copy of `graph` whose backward pass reads other tensors in the place of some.
+    """Return a copy of `graph` whose backward pass reads other tensors in the place of some.
 
     Args:
         added: ops that it does not have yet, by the op that they are put before.

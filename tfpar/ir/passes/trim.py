@@ -67,12 +67,12 @@ class TrimResult:
     initial_values: dict[str, Tensor]
 
     def summary(self) -> str:
-        """`12 summary, 3 assertion`: how many ops went, by reason."""
+        """Summarize how many ops went, by reason: `12 summary, 3 assertion`."""
         return ", ".join(f"{len(ops)} {reason}" for reason, ops in self.removed.items() if ops)
 
 
 def trim(graph: Graph) -> TrimResult:
-    """The ops that `graph.outputs` and the effects need, without auxiliary ones.
+    """Trim a graph to the ops that `graph.outputs` and the effects need, without auxiliary ones.
 
     An auxiliary op whose result is itself an output (a merged summary that is fetched) stays.
     The source graph is left as it is.
@@ -269,7 +269,7 @@ def _removed(graph: Graph, needed: set[Op]) -> tuple[dict[str, list[Op]], dict[s
 
 
 def clone_op(op: Op, inputs: Sequence[Tensor]) -> Op:
-    """A copy of `op` on `inputs`, without control edges."""
+    """Copy `op` on `inputs`, without control edges."""
     clone = Op(op.name, op.type, inputs, op.attrs, (), op.stateful)
     for tensor in op.outputs:
         clone.add_output(tensor.shape, tensor.dtype)

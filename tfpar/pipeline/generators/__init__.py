@@ -82,8 +82,8 @@ def generate(
 def schedules_on(
     actors: Sequence[int], microbatches: int, halves: bool = True
 ) -> Iterator[tuple[str, Schedule]]:
-    """The schedules by name whose stages these actors run, and their names: first those that keep
-    least.
+    """Yield the schedules by name whose stages these actors run, and their names: first those that
+    keep least.
 
     Args:
         actors: of each stage.
@@ -101,7 +101,7 @@ def schedules_on(
 
 
 def schedule_on(actors: Sequence[int], microbatches: int, halves: bool = True) -> Schedule:
-    """The first of `schedules_on`.
+    """Return the first of `schedules_on`.
 
     Raises:
         ScheduleError: there is none.
@@ -112,7 +112,7 @@ def schedule_on(actors: Sequence[int], microbatches: int, halves: bool = True) -
 
 
 def name_of(schedule: Schedule) -> str:
-    """The family that a schedule is of; `"given"` if it is of none."""
+    """Return the family that a schedule is of; `"given"` if it is of none."""
     each, rest = divmod(schedule.num_stages, schedule.num_actors)
     for name in sorted(FAMILIES, key=lambda name: name != "1f1b"):  # several with one microbatch
         with contextlib.suppress(ArgumentError):

@@ -75,7 +75,7 @@ def list_schedule(
     rule: Rule = RULES[0],
     latest: Sequence[float] | None = None,
 ) -> Schedule:
-    """A schedule for stages that take and keep what they do.
+    """Schedule tasks of stages with these durations and saved activations.
 
     Args:
         actors: that run each stage.

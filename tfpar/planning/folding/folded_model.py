@@ -38,7 +38,8 @@ class TapStatistics(PricingCounters):
 
 
 def folded_model(problem: Problem, min_duplicate: int) -> FoldedModel:
-    """The folded model of a problem: made once for each graph, and counting for each problem."""
+    """Return the folded model of a problem: made once for each graph, and counting for each
+    problem."""
     own = problem.memo.of(FoldedModels)
     if min_duplicate not in own:
         priced = problem.zero_cost_ops, problem.compression, problem.jit_compile
@@ -115,12 +116,12 @@ class FoldedModel:
         )
 
     def batched(self, problem: Problem) -> frozenset[Tensor]:
-        """The inputs of the folded graph whose first dim is the batch."""
+        """Return the inputs of the folded graph whose first dim is the batch."""
         copies = self.folded.copies
         return frozenset(copies[t.op].outputs[t.index] for t in problem.batched if t.op in copies)
 
     def on_one_device(self) -> PartitionedGraph:
-        """The folded graph with nothing split."""
+        """Return the folded graph with nothing split."""
         graph, whole = self.prepared.graph, replicated_spec(1)
         anchors = Anchors(
             variables={v.name: whole for v in graph.variables},

@@ -50,7 +50,7 @@ def unfold_plan(
     preferred_to: FoldedPlan | None = None,
     cut_short: bool = False,
 ) -> Plan:
-    """The plan of the whole model: what is found for a block serves all its instances.
+    """Return the plan of the whole model: what is found for a block serves all its instances.
 
     Args:
         planner: its name.

@@ -435,7 +435,7 @@ def _interleaved(plan: Plan) -> Iterator[Pipeline]:
 
 
 def name_of_plan(plan: Plan) -> str:
-    """`2 stages (1f1b), 8 microbatches, each data=4 x model=2`."""
+    """Name a plan: `2 stages (1f1b), 8 microbatches, each data=4 x model=2`."""
     sizes = dict(zip(plan.mesh.axis_names, plan.mesh.shape, strict=True))
     split = " and ".join(axis for axis in plan.batch_axes if sizes[axis] > 1)
     if plan.stages is None:

@@ -46,7 +46,8 @@ class ActorSlots:
     actors: int
 
     def orders(self) -> list[Order]:
-        """All that can make a difference, but the given one; none if all machines are equal."""
+        """List the orders that can make a difference, but the given one; none if all machines are
+        equal."""
         rows: dict[int, list[int]] = {}
         for rank, machine in enumerate(self.cluster.machines[: self.size * self.actors]):
             rows.setdefault(machine, []).append(rank)
@@ -64,7 +65,7 @@ class ActorSlots:
         return tuple(rank for group in groups for rank in sorted(group))
 
     def parts(self, order: Order) -> list[Cluster]:
-        """The machines of each set."""
+        """Return the subcluster of each actor."""
         return [self.cluster.part(group) for group in groups_of(self.actors, self.size, order)]
 
 
@@ -85,7 +86,7 @@ class PlacementWorkload:
     microbatches: int
 
     def estimate(self, slots: ActorSlots, order: Order) -> float:
-        """Seconds of a step whose stages are placed so."""
+        """Estimate the seconds of a step whose stages are placed so."""
         parts, size, micro = slots.parts(order), slots.size, self.microbatches
         paces = [self.seconds(part) for part in parts]
         each = balanced_seconds(1.0, paces) / (size * micro)
@@ -107,8 +108,8 @@ class PlacementWorkload:
 def fastest_orders(
     slots: ActorSlots, workload: PlacementWorkload, is_given_priced: bool
 ) -> list[Order]:
-    """The few orders that are estimated to be fastest, and faster than the given one if that has a
-    price to be compared with."""
+    """Return the few orders that are estimated to be fastest, and faster than the given one if that
+    has a price to be compared with."""
     orders = slots.orders()
     if not orders:
         return []

@@ -33,7 +33,7 @@ class Placing:
         self.evaluator = evaluator
 
     def propose(self, proposal: Proposal) -> Generator[Proposal, None, Candidate | None]:
-        """The candidate of one proposal; None if it cannot run so.
+        """Propose one candidate, and return it evaluated; None if it cannot run so.
 
         Raises:
             TfparError: why there is none.
@@ -49,7 +49,7 @@ class Placing:
         order: Order | None = None,
         meshes: tuple[LogicalMesh, ...] = (),
     ) -> Proposing:
-        """The best candidate with a new layout for a pipeline.
+        """Propose candidates with a new layout for a pipeline, and return the best.
 
         Args:
             order: of ranks, the only one; None: the given one, and those that may be faster.

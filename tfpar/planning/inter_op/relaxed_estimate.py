@@ -47,7 +47,7 @@ class RelaxedEstimate:
 def estimate_relaxed(
     problem: Problem, planner: Planner, pipeline: Pipeline | None, kinds: Mapping[Cluster, int]
 ) -> RelaxedEstimate | None:
-    """The relaxed estimate of a pipeline; None if the planner does not price its plans.
+    """Return the relaxed estimate of a pipeline; None if the planner does not price its plans.
 
     Optimizer slots are split, and forward passes run twice, if it does not fit else.
 

@@ -50,10 +50,10 @@ def assign_stages(
     memo: Memo | None = None,
     jit_compile: bool = False,
 ) -> Plan:
-    """`plan`, made for the ranks of one stage, with the stages of a pipeline.
+    """Assign `plan`, made for the ranks of one stage, to the stages of a pipeline.
 
     The stages of ops follow from their times on one device of `cluster`, and from what stages send
-    each other (`from_step`); where devices differ, a stage on slower ones gets less. A step that
+    each other (`unit_builder`); where devices differ, a stage on slower ones gets less. A step that
     trains nothing runs where its weights are placed, if they are already, or if it has too few
     parts for so many stages. A pipeline of one stage leaves the plan as it is.
 

@@ -55,7 +55,7 @@ class AutoPlanner:
     name: str = "auto"
 
     def solve(self, problem: Problem) -> Plan:
-        """The plan of the planner that is picked.
+        """Return the plan of the planner that is picked.
 
         Raises:
             PlanError: no plan satisfies the constraints.
@@ -74,7 +74,7 @@ class AutoPlanner:
     def pick(
         self, problem: Problem, model: FoldedModel, allowed_s: float = math.inf
     ) -> PlannerChoice:
-        """The planner for `planning.problem`, whose folded model is `model`.
+        """Pick the planner for `problem`, whose folded model is `model`.
 
         Args:
             allowed_s: what a search may take by what training can gain.
@@ -97,7 +97,7 @@ class AutoPlanner:
 
 
 def part_in_regions(model: FoldedModel, cluster: Cluster) -> float:
-    """The part of a step's compute that loops and branches take, on one device."""
+    """Return the part of a step's compute that loops and branches take, on one device."""
     laid = model.on_one_device()
     pricer = Pricer(laid.mesh, cluster, model.roles)
     inside = total = 0.0

@@ -27,7 +27,7 @@ _HANDS_ON = (UNCHANGED | {"Cast"}) - {"IdentityN"}
 
 
 def infer_batch_axes(plan: Plan, problem: Problem) -> Plan:
-    """`plan`, which splits the batch also over the axes along which ops take only their rows of it.
+    """Let `plan` split the batch also over the axes along which ops take only their rows of it.
 
     Nothing else changes: the same collectives run. Axes that constraints gave are left as they are,
     and so is a plan without ops of its own: its batch axes are those that it was searched for.

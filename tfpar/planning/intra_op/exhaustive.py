@@ -67,7 +67,7 @@ class ExhaustivePlanner:
         return "exhaustive" if self.decides == "weights" else f"exhaustive by {self.decides}"
 
     def solve(self, problem: Problem) -> Plan:
-        """The best plan of all.
+        """Return the best plan of all.
 
         Raises:
             PlanError: there are more plans than can be tried, or none satisfies the constraints. If

@@ -30,7 +30,7 @@ def _is_planner(value: Any) -> bool:
 
 
 def find_planner(planner: Planner | str | None, level: int | None = None) -> Planner | None:
-    """The planner called so, or the one given.
+    """Find the planner called so, or the one given.
 
     Args:
         level: of Rhino's planner.

@@ -27,12 +27,12 @@ F = TypeVar("F", bound=FoldedPlan)
 
 
 def fastest(found: Sequence[F], problem: Problem) -> F:
-    """The fastest that fits; where none does, the one that stores least."""
+    """Return the fastest that fits; where none does, the one that stores least."""
     return min(found, key=lambda f: (problem.excess_in_parts(f.cost), f.cost.seconds, f.num_split))
 
 
 def pick_simplest(found: Sequence[F], problem: Problem) -> F:
-    """The simplest of those that fit and may be the fastest; see the module."""
+    """Pick the simplest of those that fit and may be the fastest; see the module."""
     best = fastest(found, problem)
     if problem.excess_in_parts(best.cost):
         return best

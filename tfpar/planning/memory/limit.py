@@ -28,7 +28,7 @@ the least memory is known to about that (views share memory)."""
 
 
 def solve_under_memory_limit(problem: Problem, planner: Planner) -> Plan:
-    """The planner's plan, with what it takes to fit.
+    """Return the planner's plan, with what it takes to fit.
 
     Where the fastest plan of all does not fit, moves are tried (`fit`): its optimizer slots are
     sharded; layouts that store less are found; repeated blocks are recomputed, the one that saves

@@ -40,7 +40,7 @@ class LayoutSource(Protocol):
         ...
 
     def find(self, limit: float) -> LimitedLayout:
-        """The one that is found for a limit.
+        """Find a layout for a limit.
 
         Raises:
             MemoryLimitError: there is none.
@@ -48,7 +48,7 @@ class LayoutSource(Protocol):
         ...
 
     def room(self, plan: Plan) -> float:
-        """The limit over what a plan stores as it runs, of the rank where that is least."""
+        """Return the limit over what a plan stores as it runs, of the rank where that is least."""
         ...
 
     def lighter(self, plan: Plan, fit: MemoryFit) -> Plan:

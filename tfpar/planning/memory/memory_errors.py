@@ -59,7 +59,7 @@ class LeastMemory:
 
     @classmethod
     def of(cls, problem: Problem) -> LeastMemory:
-        """The least that the ranks of a problem store."""
+        """Return the least that the ranks of a problem store."""
         ratio = problem.state_ratio or 0.0
         weights = [v for v in problem.graph.variables if v.trainable]
         others = [v for v in problem.graph.variables if not v.trainable]
@@ -139,7 +139,7 @@ def check_room(problem: Problem, limits: Sequence[float]) -> None:
 
 
 def memory_error(plan: Plan, partitioned: PartitionedGraph, problem: Problem) -> MemoryLimitError:
-    """The error that says by how much the best plan does not fit.
+    """Return the error that says by how much the best plan does not fit.
 
     Of a pipeline, the plan is of the whole step on the ranks of one actor, and the limit what a
     rank of each may store, together.

@@ -52,16 +52,17 @@ class OffloadActivations:
 
 
 def offload_slots_to_fit(plan: Plan, problem: Problem) -> Plan | None:
-    """`plan` with as many of its slots in host memory as it takes to fit, sharded before: each rank
-    then moves a part of them; None if the user has decided, or there are none."""
+    """Return `plan` with as many of its slots in host memory as it takes to fit, sharded before:
+    each rank then moves a part of them; None if the user has decided, or there are none."""
     if not problem.decides_offload:
         return None  # nothing is priced in vain
     return with_offloaded_slots(with_sharded_slots(plan, problem) or plan, problem)
 
 
 def with_offloaded_slots(plan: Plan, problem: Problem) -> Plan | None:
-    """`plan`, which has a cost, with as many of its slots in host memory as it takes to fit, or as
-    there are, and as the whole of it costs then; None if there are none, or the user has decided.
+    """Return `plan`, which has a cost, with as many of its slots in host memory as it takes to fit,
+    or as there are, and as the whole of it costs then; None if there are none, or the user has
+    decided.
     """
     if plan.cost is None:
         return None
@@ -76,8 +77,8 @@ def with_offloaded_slots(plan: Plan, problem: Problem) -> Plan | None:
 def with_offloaded_activations(
     plan: Plan, problem: Problem, blocks: tuple[str, ...]
 ) -> Plan | None:
-    """`plan`, which has a cost, with what these blocks keep in host memory, as the whole of it
-    costs then; None if the user has decided."""
+    """Return `plan`, which has a cost, with what these blocks keep in host memory, as the whole of
+    it costs then; None if the user has decided."""
     if plan.cost is None or not problem.decides_offload:
         return None
     offloaded = dataclasses.replace(plan.offloaded, activations=blocks)
@@ -90,7 +91,7 @@ def _priced(plan: Plan, problem: Problem) -> Plan:
 
 
 def with_slots_away(plan: Plan, problem: Problem) -> Plan | None:
-    """The same with all that there are, and not priced yet."""
+    """Offload all slots of a plan, not priced yet; None if there are none."""
     names = tuple(_slot_bytes(plan, problem))
     return _away(plan, names) if names else None
 

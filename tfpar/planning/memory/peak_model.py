@@ -32,7 +32,7 @@ class PeakMemoryModel:
 
     @classmethod
     def of(cls, cost: Cost) -> PeakMemoryModel:
-        """As it is in a step in one piece with this cost, whose peak is known."""
+        """Calibrate the model on a step in one piece with this cost, whose peak is known."""
         less, more = sorted((cost.gradient_bytes, cost.activation_bytes))
         live = cost.memory_bytes - cost.weight_bytes - cost.state_bytes
         of_more = min(1.0, live / more) if more else 1.0
@@ -43,7 +43,7 @@ class PeakMemoryModel:
         return cls(of_more, of_less, beyond - gathered - copied, copied, gathered)
 
     def least(self, other: PeakMemoryModel) -> PeakMemoryModel:
-        """The less of each."""
+        """Take the smaller value of each attribute."""
         return PeakMemoryModel(
             min(self.of_more, other.of_more),
             min(self.of_less, other.of_less),
@@ -59,8 +59,8 @@ class PeakMemoryModel:
         return kept + self.besides
 
     def in_microbatches(self, cost: Cost, microbatches: int, kept_part: float) -> float:
-        """The same for a step in microbatches: the sums of gradients and what is gathered of
-        variables are stored from the beginning on.
+        """Return the peak bytes of a step in microbatches: the sums of gradients and what is
+        gathered of variables are stored from the beginning on.
 
         Args:
             cost: of the step in one piece.

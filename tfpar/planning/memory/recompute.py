@@ -40,7 +40,8 @@ class Blocks:
 
     @classmethod
     def of(cls, graph: Graph, gradients: Sequence[Gradient] = ()) -> Blocks:
-        """The blocks of a step whose `gradients` are marked (or whose updates are cut off)."""
+        """Return the blocks of a step whose `gradients` are marked (or whose updates are cut
+        off)."""
         searched = planning_graph(graph, gradients).graph
         roles = Roles.of(searched)
         nodes = cluster(searched, roles)
@@ -66,7 +67,7 @@ class Blocks:
         return cls(names, found, scopes)
 
     def chosen(self, asked: bool | Sequence[str], option: str = "recompute=") -> tuple[str, ...]:
-        """The names of the blocks that a user asks for.
+        """Return the names of the blocks that a user asks for.
 
         Args:
             asked: all blocks that repeat (True), none, or those whose names, or their ends, match
@@ -91,7 +92,7 @@ class Blocks:
         return tuple(found)
 
     def named(self, names: Sequence[str], told: str) -> list[Sequence[Op]]:
-        """The ops of the blocks called so; one within another goes with that.
+        """Return the ops of the blocks called so; one within another goes with that.
 
         Args:
             told: the plan's treatment of a block `{}`, in messages.
@@ -116,7 +117,7 @@ class Blocks:
 def recompute_blocks(
     graph: Graph, names: Sequence[str], gradients: Sequence[Gradient] = ()
 ) -> Graph:
-    """A copy of `graph` that computes the blocks called so again in the backward pass.
+    """Return a copy of `graph` that computes the blocks called so again in the backward pass.
 
     Raises:
         PlanError: no such block.
@@ -127,7 +128,7 @@ def recompute_blocks(
 
 
 def recomputed_problem(problem: Problem, names: tuple[str, ...]) -> Problem:
-    """The problem of planning the step so. It keeps its fingerprint: that of the step."""
+    """Return the problem of planning the step so. It keeps its fingerprint: that of the step."""
     if not names:
         return problem
     known = problem.memo.of(RecomputedProblems)
@@ -152,7 +153,7 @@ class RecomputedGraphs(dict[tuple[Graph, tuple[str, ...]], Graph]):
 
 
 def with_changed_graph(problem: Problem, graph: Graph) -> Problem:
-    """The problem of planning a changed copy of its graph, whose ops keep their names."""
+    """Return the problem of planning a changed copy of its graph, whose ops keep their names."""
     ops = {op.name: op for op in graph.ops}
     return dataclasses.replace(
         problem,

@@ -38,7 +38,7 @@ def propagate_transformed(
 
 
 def priced_roles(laid: PartitionedGraph, problem: Problem) -> Roles:
-    """The roles of the ops of a problem's whole graph, of which stand-ins cost nothing."""
+    """Return the roles of the ops of a problem's whole graph, of which stand-ins cost nothing."""
     stand_ins = dict.fromkeys(problem.zero_cost_ops, 0)
     return Roles.of(
         laid.graph,

@@ -52,14 +52,14 @@ class StepPricer(Protocol):
         ...
 
     def on(self, cluster: Cluster) -> StepPricer:
-        """The same step on other machines of as many ranks."""
+        """Return the pricer of the same step on other machines of as many ranks."""
         ...
 
 
 def price_plan(
     plan: Plan, problem: Problem, cluster: Cluster, batch_size: int | None = None
 ) -> Plan | None:
-    """`plan` with what it costs as it runs; None if it is in stages and the step does not train.
+    """Price `plan` as it runs; None if it is in stages and the step does not train.
 
     Args:
         problem: that it is for, of the ranks of one stage.
@@ -79,8 +79,8 @@ def price_plan(
 
 
 def price_whole(plan: Plan, problem: Problem) -> tuple[Cost, PartitionedGraph]:
-    """The cost of a plan that computes its batch in one piece, without stages, and the partitioned
-    graph."""
+    """Price a plan that computes its batch in one piece, without stages; return the partitioned
+    graph, too."""
     step = SingleStagePricer.of(plan, problem, problem.cluster)
     return step.price_whole(), step.laid
 
@@ -141,7 +141,7 @@ class SingleStagePricer:
         return dataclasses.replace(plan, cost=cost)
 
     def price_whole(self) -> Cost:
-        """The cost of the batch in one piece."""
+        """Price the batch in one piece."""
         return evaluate(self.laid, self.cluster, self.roles, self.state_ratio)
 
     def _cut(self, count: int, mesh: UnevenMesh | None) -> tuple[PartitionedGraph, BatchStatistics]:
@@ -182,7 +182,7 @@ class PipelineStepPricer:
 def price_along(
     step: StepPricer, plan: Plan, cluster: Cluster, axis: int, mesh: UnevenMesh | None = None
 ) -> list[Plan]:
-    """`plan` with what a step costs at each coordinate of `axis`; see `StepPricer.price`.
+    """Price a step of `plan` at each coordinate of `axis`; see `StepPricer.price`.
 
     Args:
         mesh: with the shares of the coordinates, if they are unequal.
@@ -201,7 +201,7 @@ def price_along(
 def price_own_shares(
     step: StepPricer, plan: Plan, cluster: Cluster, batch_size: int | None
 ) -> Plan:
-    """`plan`, which was priced in equal shares, with what it costs in those that it has.
+    """Price `plan`, which was priced in equal shares, in those that it has.
 
     Args: as of `planning.pricing.batch_shares.optimize_shares`.
     """
@@ -214,8 +214,8 @@ def price_own_shares(
 def slowest_ranks(
     step: StepPricer, plan: Plan, cluster: Cluster, batch_size: int | None
 ) -> tuple[Sequence[int], UnevenMesh | None]:
-    """The ranks of a plan's mesh that take longest with its shares, and the mesh as they see it; of
-    equal shares, all.
+    """Return the ranks of a plan's mesh that take longest with its shares, and the mesh as they see
+    it; of equal shares, all.
 
     Args: as of `planning.pricing.batch_shares.optimize_shares`.
     """
@@ -229,7 +229,7 @@ def slowest_ranks(
 
 
 def ranks_along(mesh: Mesh, axis: int) -> list[list[int]]:
-    """The ranks of each coordinate of `axis`."""
+    """Return the ranks of each coordinate of `axis`."""
     found: list[list[int]] = [[] for _ in range(mesh.shape[axis])]
     for rank in range(mesh.size):
         found[mesh.coordinates(rank)[axis]].append(rank)
@@ -258,7 +258,7 @@ SIZES = (
 
 
 def combine_slowest(along: Sequence[Plan]) -> Plan:
-    """A plan whose ranks take these: the times of the slowest, the most memory."""
+    """Combine plans to one with the times of the slowest and the most memory."""
     found = max(along, key=seconds_of)
     fullest = cost_of(max(along, key=_filled))
     cost = dataclasses.replace(cost_of(found), **{n: getattr(fullest, n) for n in SIZES})

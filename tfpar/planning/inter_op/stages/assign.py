@@ -81,8 +81,8 @@ def assign(
     tolerance: float = TOLERANCE,
     deadline: Deadline | None = None,
 ) -> Assignment:
-    """The assignment that sends least, each stage with a unit at least; among those that the solver
-    could have taken, one whose stages are better balanced.
+    """Find the assignment that sends least, each stage with a unit at least; among those that the
+    solver could have taken, one whose stages are better balanced.
 
     Args:
         paces: of stages (`slowdowns`); by default all 1.
@@ -94,7 +94,7 @@ def assign(
     Raises:
         ArgumentError: paces that are not one for each stage, or not above 0.
         PlanError: there are more stages than units, or what is fixed leaves no assignment; it is an
-            InfeasibleAssignment if only `memory_budget` leaves none, or none was found in time.
+            InfeasibleAssignment if only `rooms` leave none, or none was found in time.
         SearchStopped: the search was given up meanwhile.
     """
     integer("num_stages", num_stages, 1)

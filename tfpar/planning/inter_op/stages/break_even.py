@@ -19,7 +19,7 @@ Wins = Callable[[float], bool]
 
 
 def find_break_even_factor(wins: Wins, faster_first: bool, deadline: Deadline) -> float | None:
-    """The factor nearest to 1 by which links would have to be as fast for a rival to be taken.
+    """Find the factor nearest to 1 by which links would have to be as fast for a rival to be taken.
 
     At the factor that is returned it is; at one nearer to 1 by `NEAR`, and at the powers of two
     between, it is not.

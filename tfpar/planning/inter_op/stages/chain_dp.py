@@ -45,7 +45,7 @@ def minimize_chain_traffic(
     rooms: MemoryBudget | None = None,
     least_seconds: float = 0.0,
 ) -> Stages | None:
-    """The runs of units that send least; None if there are none.
+    """Find the runs of units that send least; None if there are none.
 
     Args:
         bounds: of each unit, the stages in which it can be.

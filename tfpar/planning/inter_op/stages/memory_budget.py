@@ -48,18 +48,18 @@ class MemoryBudget:
     per_kept: Sequence[float]
 
     def of_unit(self, unit: Unit, stage: int) -> float:
-        """Bytes that a rank of `stage` holds for `unit`."""
+        """Return the bytes that a rank of `stage` holds for `unit`."""
         return unit.weight_bytes * self.per_weight + unit.kept_bytes * self.per_kept[stage]
 
     def held(self, graph: UnitGraph, stages: Sequence[int]) -> list[float]:
-        """Bytes that a rank of each actor holds for its units."""
+        """Return the bytes that a rank of each actor holds for its units."""
         found = [0.0] * len(self.limits)
         for unit, stage in zip(graph.units, stages, strict=True):
             found[self.actors[stage]] += self.of_unit(unit, stage)
         return found
 
     def limit(self, stage: int) -> float:
-        """Bytes that a rank may hold for the units of a stage, if it has no others."""
+        """Return the bytes that a rank may hold for the units of a stage, if it has no others."""
         return self.limits[self.actors[stage]] * (1 + SLACK)
 
     def too_small(self, graph: UnitGraph) -> bool:

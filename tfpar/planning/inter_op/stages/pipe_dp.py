@@ -88,7 +88,7 @@ def pipe_dp(
     *,
     in_flight: Sequence[int] | None = None,
 ) -> LayerAssignment:
-    """The layers in stages, in their order, that take least by equation 4.
+    """Assign the layers to stages, in their order, so that a step takes least by equation 4.
 
     Args:
         places: of the stages, in their order.

@@ -80,17 +80,19 @@ class PipeDpTable:
         self._first = [known[case] for case in cases]
 
     def seconds(self, stage: int, start: int, end: int) -> float:
-        """Of a microbatch in the layers from `start` to `end`, which is left out."""
+        """Return the seconds of a microbatch in the layers from `start` to `end`, which is left
+        out."""
         return (self._sums[end] - self._sums[start]) / self._speeds[stage]
 
     def sent_seconds(self, stage: int, end: int) -> float:
-        """Of a microbatch from a stage that ends before layer `end` to the next, if any."""
+        """Return the seconds of a microbatch from a stage that ends before layer `end` to the next,
+        if any."""
         if stage == len(self._speeds) - 1:
             return 0.0
         return float(self._sent[end]) / self._bandwidths[stage]
 
     def stored(self, stage: int, start: int, end: int) -> float:
-        """Bytes of these layers."""
+        """Return the bytes of these layers."""
         kept = self._kept[end] - self._kept[start]
         return float(self._fixed[end] - self._fixed[start] + self._in_flight[stage] * kept)
 

@@ -66,7 +66,7 @@ def minimize_traffic(
     paces: Paces | None = None,
     rooms: MemoryBudget | None = None,
 ) -> tuple[Stages, float]:
-    """The stages that send least, and how far, at most, they are above the least, relatively.
+    """Find the stages that send least, and how far, at most, they are above the least, relatively.
 
     Args:
         bounds: of each unit, the stages in which it can be.
@@ -104,8 +104,8 @@ def minimize_bottleneck(
     paces: Paces | None = None,
     rooms: MemoryBudget | None = None,
 ) -> Stages:
-    """The stages of which the slowest takes least; or, if none are found in time, or there is room
-    for none, any.
+    """Find the stages of which the slowest takes least; or, if none are found in time, or there is
+    room for none, any.
 
     Raises:
         SearchStopped: the search was given up meanwhile.
@@ -222,7 +222,7 @@ class StageIlp:
         self.problem.setObjective(pulp.LpAffineExpression(objective.terms))
 
     def solve(self, deadline: Deadline) -> Stages | None:
-        """The best stages found in time, if any.
+        """Return the best stages found in time, if any.
 
         Raises:
             SearchStopped: the search was given up meanwhile.

@@ -58,7 +58,7 @@ class StepUnits:
     unit_of: Mapping[Op, int]
 
     def forward_stages(self, stages: Sequence[int]) -> dict[Op, int]:
-        """The stage of each op, of those of the units; `stages_of_step` takes it."""
+        """Return the stage of each op, of those of the units; `stages_of_step` takes it."""
         return {op: stages[unit] for op, unit in self.unit_of.items()}
 
 
@@ -75,7 +75,7 @@ def assign_step(
     tolerance: float = TOLERANCE,
     deadline: Deadline | None = None,
 ) -> tuple[StepUnits, Assignment]:
-    """The stages of a step's units that send least, as `assign` finds them.
+    """Assign a step's units to the stages that send least, as `assign` finds them.
 
     Args:
         seconds: of one op, forward or backward, of a whole batch, on a stage of pace 1.
@@ -187,7 +187,7 @@ def parts_in_order(
     fixed: Mapping[Op, int],
     depth: dict[Op, int],
 ) -> list[list[Op]]:
-    """The ops of each unit, in a topological order.
+    """Return the ops of each unit, in a topological order.
 
     Args:
         joined: ops that stay together.

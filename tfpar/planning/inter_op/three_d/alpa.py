@@ -84,7 +84,7 @@ class AlpaPlan:
 
 
 def alpa(model: StrategyProblem, equal: bool = False) -> AlpaPlan:
-    """The plan that takes least by the objective of the outer level.
+    """Find the plan that takes least by the objective of the outer level.
 
     Args:
         model: on equal devices; `baselines.alpa` makes them so.
@@ -141,14 +141,15 @@ class SubmeshCosts:
             self.sizes = [size for size in self.sizes if size == math.prod(shape)]
 
     def of_one_shape(self) -> Iterator[SubmeshCosts]:
-        """Those whose submeshes all have the same shape, of each that there is."""
+        """Yield the costs with submeshes of one shape, for each shape that there is."""
         for size in self.sizes:
             if self.model.cluster.size % size == 0:
                 for shape in self._shapes(size):
                     yield SubmeshCosts(self.model, self.microbatch, shape)
 
     def best(self, layers: range, size: int, in_flight: int) -> tuple[float, AlpaStage | None]:
-        """Seconds of a microbatch, its share of the sum of gradients included, and the shape."""
+        """Return the seconds of a microbatch, its share of the sum of gradients included, and the
+        shape."""
         kinds = tuple(sorted(collections.Counter(map(self._name, layers)).items()))
         if (kinds, size) not in self._priced:
             self._priced[kinds, size] = [self._price(kinds, *shape) for shape in self._shapes(size)]

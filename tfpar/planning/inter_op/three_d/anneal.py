@@ -41,7 +41,7 @@ def anneal(
     starts: Iterable[Strategy3D] = (),
     progress: Progress | None = None,
 ) -> StrategySearchResult:
-    """A good strategy where there are too many to price all of them.
+    """Find a good strategy where there are too many to price all of them.
 
     A part of the iterations goes through the degrees, those with the least bound first, on ranks in
     their order, and on kinds of machines one after the other. From the best of these on neighbours

@@ -52,7 +52,7 @@ def random_search(
     seconds: float = math.inf,
     progress: Progress | None = None,
 ) -> StrategySearchResult:
-    """The best of strategies that are drawn from the whole space (auto3d, §5).
+    """Find the best of strategies that are drawn from the whole space (auto3d, §5).
 
     Args:
         seconds: after which the search ends with what it has, one strategy at least.

@@ -19,8 +19,8 @@ from tfpar.cluster.description import Cluster, Node
 def contention_domains(
     cluster: Cluster, ranks: tuple[int, ...], actors: int
 ) -> tuple[Cluster, ...]:
-    """Of each actor its ranks, and those of the actors that share a machine with it: their groups
-    share links.
+    """Return for each actor its ranks, and those of the actors that share a machine with it: their
+    groups share links.
 
     An actor within one machine has the links to itself, as those of a switch are.
 

@@ -48,7 +48,7 @@ from tfpar.planning.inter_op.three_d.time_terms import (
 
 
 def analytic_seconds(model: StrategyProblem, strategy: Strategy3D) -> float:
-    """Seconds of a step by equations 1 to 4.
+    """Return the seconds of a step by equations 1 to 4.
 
     Raises:
         PlanError: the table has no times for it, or it does not fit the model.
@@ -109,7 +109,7 @@ def _copy_seconds(
 def simulate_strategy(
     model: StrategyProblem, strategy: Strategy3D, schedule: str | None = None
 ) -> SimulatedTimeline:
-    """A step as the events of its tasks, each stage as slow as the slowest of its copies.
+    """Simulate a step as the events of its tasks, each stage as slow as the slowest of its copies.
 
     Copies whose shares of the batch differ are simulated one by one; the slowest counts.
 
@@ -140,7 +140,7 @@ def simulate_strategy(
 
 
 def lower_bound_seconds(model: StrategyProblem, strategy: Strategy3D) -> float:
-    """Seconds that `simulate_strategy` is not below, found ten times as quickly
+    """Return the seconds that `simulate_strategy` is not below, found ten times as quickly
     (`cost.critical_path`).
 
     Raises:

@@ -252,7 +252,7 @@ class LayerType:
         return ProfileKey(device, layout.tensor, layout.microbatch, experts)
 
     def cost(self, layout: LayerLayout) -> LayerCost:
-        """The cost by the degrees of `layout`; axes are `GROUPS`, `EXPERTS` and `TENSOR`.
+        """Return the cost by the degrees of `layout`; axes are `GROUPS`, `EXPERTS` and `TENSOR`.
 
         Ranks exchange as much in the backward pass as in the forward pass.
 
@@ -379,7 +379,7 @@ class LayerCostTable:
         return len(self.layers)
 
     def cost(self, name: str, layout: LayerLayout) -> LayerCost:
-        """That of a layer of this kind; found once.
+        """Return the cost of a layer of this kind; it is found once.
 
         Raises:
             PlanError: it cannot be had so.
@@ -390,11 +390,11 @@ class LayerCostTable:
         return self._costs[key]
 
     def cost_of(self, layer: int, layout: LayerLayout) -> LayerCost:
-        """That of one of the layers."""
+        """Return the cost of one of the layers."""
         return self.cost(self.layers[layer], layout)
 
     def passes(self, name: str, device: str, layout: LayerLayout) -> Passes:
-        """Seconds of a layer of this kind, without what ranks exchange.
+        """Return the seconds of a layer of this kind, without what ranks exchange.
 
         Raises:
             PlanError: the table has no time for this case.

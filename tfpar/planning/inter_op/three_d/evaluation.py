@@ -68,7 +68,8 @@ class Evaluation:
         self._simulated: dict[Strategy3D, float] = {}
 
     def price(self, point: StrategyPoint) -> float:
-        """Seconds that a step takes at least; infinite if the point does not fit into memory."""
+        """Return the seconds that a step takes at least; infinite if the point does not fit into
+        memory."""
         if point not in self.found:
             found = self.space.bounded(point)
             self.found[point] = None if found is None else StrategyCandidate(*found)
@@ -79,7 +80,8 @@ class Evaluation:
         return math.inf if known is None else known.bound_s
 
     def simulate(self, point: StrategyPoint) -> float:
-        """Seconds of a step; infinite if the point does not fit into memory."""
+        """Return the seconds of a step as simulated; infinite if the point does not fit into
+        memory."""
         self.price(point)
         known = self.found[point]
         return math.inf if known is None else self._simulate(known)
@@ -92,7 +94,8 @@ class Evaluation:
         ]
 
     def ranked(self) -> list[StrategyCandidate]:
-        """All that fit, those with the least bound first; of equal ones what was priced first."""
+        """Return all candidates that fit, those with the least bound first; of equal ones what was
+        priced first."""
         priced = [priced for priced in self.found.values() if priced is not None]
         return sorted([*self._given, *priced], key=lambda priced: priced.bound_s)
 
@@ -142,7 +145,7 @@ class Evaluation:
 
 
 def lower_bound(model: StrategyProblem, degrees: ParallelDegrees) -> float:
-    """Seconds that no placement of these degrees is below, as simulated.
+    """Return the seconds that no placement of these degrees is below, as simulated.
 
     Every layer on the device that is fastest with it, without what ranks exchange: W seconds of a
     microbatch, of M, in A actors. Some actor computes all microbatches in no less than the mean,

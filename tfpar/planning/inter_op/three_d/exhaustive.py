@@ -21,7 +21,7 @@ def exhaustive(
     starts: Iterable[Strategy3D] = (),
     progress: Progress | None = None,
 ) -> StrategySearchResult:
-    """The best strategy of all as simulated.
+    """Find the best strategy of all as simulated.
 
     Args:
         seconds: after which the search ends with what it has.

@@ -87,7 +87,7 @@ class StepPrices:
         return degrees in self.plans and not rest and 1 <= count <= self.most[degrees]
 
     def costs(self, layout: LayerLayout) -> list[LayerCost]:
-        """Those of each layer of the folded step."""
+        """Return the costs of each layer of the folded step."""
         if layout not in self._costs:
             degrees = layout.data, layout.tensor
             count = self.batch // (layout.data * layout.microbatch)
@@ -140,7 +140,7 @@ def step_table(
     cluster: Cluster,
     shards: bool,
 ) -> LayerCostTable:
-    """The table of a step.
+    """Build the cost table of a step.
 
     Args:
         plans: by copies of a stage, and ranks that its weights may be split over; one at least.

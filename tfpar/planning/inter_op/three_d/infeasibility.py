@@ -14,7 +14,7 @@ from tfpar.spec.quantities import format_bytes
 
 
 def infeasible_error(space: StrategySpace, tried: int) -> MemoryLimitError:
-    """The error that none of the strategies that were tried fits.
+    """Return the error that none of the strategies that were tried fits.
 
     The nearest is the one of which a rank needs least, compared with what its device has: with all
     that stores less, and as many layers in each stage, on ranks in their order.

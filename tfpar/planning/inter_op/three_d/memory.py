@@ -38,7 +38,8 @@ def fits(model: StrategyProblem, strategy: Strategy3D) -> bool:
 
 
 def in_flight(strategy: Strategy3D, actor: int, microbatches: int) -> int:
-    """Of microbatches, in any of the actor's stages, of 1F1B or its interleaved form."""
+    """Count the microbatches in flight in the actor's stages, under 1F1B or its interleaved
+    form."""
     left = strategy.actors - actor - 1
     if strategy.virtual == 1:
         return min(microbatches, left + 1)

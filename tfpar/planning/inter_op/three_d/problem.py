@@ -25,7 +25,7 @@ class StrategyProblem:
     most_virtual: int = 8
 
     def microbatches(self, strategy: Strategy3D) -> tuple[int, ...]:
-        """Those of each copy.
+        """Return the number of microbatches of each copy.
 
         Raises:
             PlanError: the strategy does not fit the model.

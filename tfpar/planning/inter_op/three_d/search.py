@@ -24,7 +24,7 @@ def search_strategies(
     seconds: float = math.inf,
     progress: Progress | None = None,
 ) -> StrategySearchResult:
-    """The strategy that takes least as simulated, of those that searches come upon.
+    """Find the strategy that takes least as simulated, of those that searches come upon.
 
     Megatron's heuristic is among what is simulated: what is found is never worse.
 

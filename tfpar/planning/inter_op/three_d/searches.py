@@ -63,8 +63,8 @@ def _simulated(model: StrategyProblem, strategies: Iterable[Strategy3D]) -> list
 
 
 def best_of_kinds(ranked: Iterable[Ranked]) -> Iterator[Ranked]:
-    """The best of those that differ in more than microbatches and in what is done to store less: in
-    degrees, stages of an actor, or placement."""
+    """Yield the best of those that differ in more than microbatches and in what is done to store
+    less: in degrees, stages of an actor, or placement."""
     seen = set()
     for one in ranked:
         strategy = one.strategy

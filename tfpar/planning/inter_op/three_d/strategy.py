@@ -162,17 +162,18 @@ class Strategy3D:
         return tuple(range(end - n, end) for n, end in zip(self.counts, ends, strict=True))
 
     def stages_of(self, actor: int) -> range:
-        """The stages of an actor."""
+        """Return the stages of an actor."""
         return range(actor, self.stages, self.actors)
 
     def stage(self, number: int) -> tuple[int, ...]:
-        """The ranks of a stage, copy by copy."""
+        """Return the ranks of a stage, copy by copy."""
         size = self.data * self.tensor
         first = number % self.actors * size
         return self.ranks[first : first + size]
 
     def microbatches(self, batch: int) -> tuple[int, ...]:
-        """In how many microbatches each copy runs its part of a batch of `batch` samples.
+        """Return the number of microbatches in which each copy runs its part of a batch of `batch`
+        samples.
 
         Raises:
             PlanError: they do not come out even, or the shares are those of another batch.

@@ -21,7 +21,8 @@ from tfpar.spec import Mesh
 def passes_of_copies(
     model: StrategyProblem, cluster: Cluster, strategy: Strategy3D, stage: int, layers: range
 ) -> list[Passes]:
-    """Of each copy of a stage, what a microbatch takes in some layers: eq. 3, both passes apart.
+    """Return for each copy of a stage the seconds of a microbatch in some layers: eq. 3, both
+    passes apart.
 
     A layer that is computed again takes its forward pass twice. Copies that wait for each other,
     as those that share experts do, are as slow as the slowest of them.
@@ -128,7 +129,7 @@ def _exposed_seconds(
 
 
 def sent_seconds(model: StrategyProblem, strategy: Strategy3D) -> list[float]:
-    """From each stage to the next, of a microbatch of all copies at once."""
+    """Return the seconds from each stage to the next, of a microbatch of all copies at once."""
     found = []
     for s in range(strategy.stages - 1):
         num_bytes = model.table.cost_of(strategy.runs[s][-1], strategy.layout).sent_bytes
@@ -156,7 +157,7 @@ def _beside(cluster: Cluster, strategy: Strategy3D, stage: int) -> Cluster:
 def exchange_seconds(
     exchanges: Iterable[LayerExchange], sizes: tuple[int, ...], part: Cluster
 ) -> float:
-    """Of all groups of a stage at once.
+    """Return the seconds of exchanges of all groups of a stage at once.
 
     Args:
         sizes: of the mesh of the stage's ranks.
@@ -172,7 +173,7 @@ def exchange_seconds(
 
 
 def packed(exchanges: Iterable[LayerExchange]) -> list[LayerExchange]:
-    """Those of the same kind and groups as one."""
+    """Merge exchanges of the same kind and groups into one."""
     total: dict[tuple[str, tuple[int, ...]], float] = {}
     for kind, axes, num_bytes, times in exchanges:
         total[kind, axes] = total.get((kind, axes), 0.0) + num_bytes * times
@@ -186,7 +187,7 @@ def _mesh(sizes: tuple[int, ...]) -> Mesh:
 
 @functools.lru_cache(maxsize=64)
 def one_ring(cluster: Cluster) -> Cluster:
-    """The cluster with eq. 1's all-reduce and no other."""
+    """Return the cluster with eq. 1's all-reduce and no other."""
     return dataclasses.replace(cluster, algorithms=("heterogeneous-ring",))
 
 

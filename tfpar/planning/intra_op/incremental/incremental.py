@@ -146,7 +146,8 @@ class IncrementalPricer:
         return ""
 
     def broken(self) -> dict[Op, str]:
-        """Ops that cannot run under the current plan, and why; empty for a valid plan."""
+        """Return the ops that cannot run under the current plan, and why; empty for a valid
+        plan."""
         error = self.settle()
         if error:
             return {self.first_op(self.dirty[0]): error}
@@ -164,7 +165,7 @@ class IncrementalPricer:
         return {at: self.current[at] for readers in found for at in readers}
 
     def first_op(self, at: int) -> Op:
-        """An op of segment `at`; of the last one, the one that makes an output."""
+        """Return an op of segment `at`; of the last one, the one that makes an output."""
         return self.segments[at][0] if at < len(self.segments) else self.graph.outputs[0].op
 
     def weight_spec(self, variable: Variable) -> Spec:
@@ -174,7 +175,7 @@ class IncrementalPricer:
         return self.replicated if spec is None else spec
 
     def cost(self) -> Cost:
-        """The price of the settled plan."""
+        """Return the price of the settled plan."""
         terms = self.terms.copy()
         self.pricer.add_variables(terms, self.total, self.state_ratio)
         return self.pricer.cost(terms)
@@ -201,7 +202,7 @@ class IncrementalPricer:
     # --- segments --------------------------------------------------------------------
 
     def seen(self, tensor: Tensor, at: int) -> Seen:
-        """The spec of `tensor` as segment `at` finds it."""
+        """Return the spec of `tensor` as segment `at` finds it."""
         entry = self.made.get(tensor)
         if entry is not None and entry[0] < at:
             return entry[1]

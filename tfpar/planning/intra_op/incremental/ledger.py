@@ -13,7 +13,7 @@ class Surroundings(Protocol):
     """Specs around a segment in the plan that is priced."""
 
     def seen(self, tensor: Tensor, at: int) -> Seen:
-        """The spec of `tensor` as segment `at` finds it."""
+        """Return the spec of `tensor` as segment `at` finds it."""
 
     def varies(self, tensor: Tensor, at: int) -> bool:
         """Whether that may differ between plans."""

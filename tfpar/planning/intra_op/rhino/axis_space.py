@@ -320,7 +320,8 @@ class AxisStrategySpace:
     # --- specs -------------------------------------------------------------------
 
     def specs(self, op: Op, strategy: AxisStrategy, which: str) -> tuple[Spec, ...]:
-        """The specs of the inputs ("needs") or outputs ("made", "kept") of `op` with `strategy`."""
+        """Return the specs of the inputs ("needs") or outputs ("made", "kept") of `op` with
+        `strategy`."""
         strategies = (*self.before.get(op, ()), strategy)
         rest = replicated_spec(self.mesh.num_axes - len(strategies))
         return tuple(
@@ -328,7 +329,7 @@ class AxisStrategySpace:
         )
 
     def specs_of(self, op: Op, which: str) -> list[tuple[Spec, ...]]:
-        """The same with each strategy of the op's node, of which all ops have the same."""
+        """Return `specs` for each strategy of the op's node, of which all ops have the same."""
         number = self.place[op]
         key = number, which
         if key not in self._specs:
@@ -352,7 +353,7 @@ class AxisStrategySpace:
     # --- what is chosen ----------------------------------------------------------
 
     def nothing_split(self) -> Chosen:
-        """`before`, and nothing split along this axis."""
+        """Return `before`, and nothing split along this axis."""
         return self.chosen([0] * len(self.nodes))
 
     def data_parallel_picks(self) -> list[int]:
@@ -372,7 +373,7 @@ class AxisStrategySpace:
         return sum(p != w for p, w in zip((*strategy.needs, *strategy.made), wanted, strict=True))
 
     def chosen(self, picks: Sequence[int]) -> Chosen:
-        """`before`, and along this axis the strategies that `picks` stand for."""
+        """Return `before`, and along this axis the strategies that `picks` stand for."""
         found: Chosen = {}
         for number, ops in enumerate(self.nodes):
             for op in ops:

@@ -304,7 +304,7 @@ class Costs:
 def with_split(
     space: AxisStrategySpace, network: CostNetwork, names: Collection[str]
 ) -> CostNetwork:
-    """`cost_network` in which the variables of these names have to be split (§4.4); those that
+    """Return `network` with the variables of these names forced to be split (§4.4); those that
     cannot be stay as they are."""
     if not names:
         return network

@@ -31,8 +31,8 @@ from tfpar.spec import Mesh
 def find_explicit_ops(
     prepared: PreparedGraph, mesh: Mesh, anchors: Anchors
 ) -> tuple[dict[str, OpPlan], PartitionedGraph]:
-    """Those of `anchors.ops` that propagation would decide otherwise, and the graph partitioned
-    so."""
+    """Find those of `anchors.ops` that propagation would decide otherwise; return the graph
+    partitioned so, too."""
     free = dataclasses.replace(anchors, ops={})
 
     def run(whole: Whole) -> tuple[dict[str, OpPlan], PartitionedGraph]:

@@ -63,8 +63,8 @@ class NoSolution(Exception):
 
 
 def solve_network(network: CostNetwork, deadline: Deadline | None = None) -> Solution:
-    """The choices that cost least; or, with their gap, the best found before `PROGRAM_SECONDS` or
-    the deadline are over, which is then cut short.
+    """Find the choices that cost least; or, with their gap, the best found before `PROGRAM_SECONDS`
+    or the deadline are over, which is then cut short.
 
     Raises:
         NoSolution: there are none, or none were found in time.

@@ -99,11 +99,11 @@ class Networks:
         return Costs(self.space)
 
     def first(self, surcharge_s: float = 0.0) -> CostNetwork:
-        """The likeliest of `those`."""
+        """Return the likeliest of `those`."""
         return next(self.those(surcharge_s))[1]
 
     def those(self, surcharge_s: float) -> Iterator[tuple[Gradients, CostNetwork]]:
-        """The networks that may be right, the likeliest first.
+        """Yield the networks that may be right, the likeliest first.
 
         Args:
             surcharge_s: penalty of each collective, in seconds.
@@ -115,7 +115,7 @@ class Networks:
             yield kind, self._made[key]
 
     def settle(self, kind: Gradients) -> None:
-        """From now on this is the only one."""
+        """Restrict the networks to `kind` from now on."""
         self._kinds = [kind]
 
 
@@ -154,7 +154,7 @@ class MeshShapeSearch:
         self._found: dict[tuple[CostNetwork, int], Solution] = {}
 
     def on_level(self, level: int) -> MeshShapeSearch:
-        """The search on another level; what this one has found out, it knows."""
+        """Return the search on another level; what this one has found out, it knows."""
         other = copy.copy(self)
         other.level = level
         return other
@@ -167,8 +167,9 @@ class MeshShapeSearch:
         return other
 
     def run(self, deadline: Deadline) -> MeshShapePlan | None:
-        """The fastest plan that fits, splitting as few of the largest parameters as will do; None
-        if there is none, or none was found in time (then the deadline has cut the search short).
+        """Find the fastest plan that fits, splitting as few of the largest parameters as will do;
+        None if there is none, or none was found in time (then the deadline has cut the search
+        short).
 
         Args:
             deadline: when the best found so far is to be returned.
@@ -267,7 +268,7 @@ class MeshShapeSearch:
             return math.inf
 
     def networks(self, axis: int, before: Chosen) -> Networks:
-        """Those along mesh axis `axis`, the axes before it being decided."""
+        """Return the networks along mesh axis `axis`, the axes before it being decided."""
         given = self._given(axis)
         space = AxisStrategySpace(
             self.problem, self.model, self.mesh, axis, before, given, self.deadline
@@ -319,7 +320,8 @@ class MeshShapeSearch:
     def _along_last(
         self, space: AxisStrategySpace, network: CostNetwork
     ) -> tuple[MeshShapePlan, float]:
-        """The plan with the last axis decided by `cost_network`, and what that says it takes."""
+        """Return the plan with the last axis decided by `network`, and the seconds that this
+        predicts."""
         roots = self._merged(network)
         solution = self._solved(space, roots)
         self._tell(space)
@@ -406,7 +408,7 @@ class MeshShapeSearch:
         return Solution(tuple(picks), seconds, gap)
 
     def found(self, chosen: Chosen, report: SearchStatistics | None = None) -> MeshShapePlan:
-        """The plan in which ops run as `chosen` along all axes."""
+        """Return the plan in which ops run as `chosen` along all axes."""
         graph = self.model.prepared.graph
         whole = replicated_spec(self.mesh.num_axes)
         specs = {

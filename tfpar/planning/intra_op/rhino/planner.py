@@ -79,7 +79,7 @@ class RhinoPlanner:
         return f"rhino level {self.level}"
 
     def solve(self, problem: Problem) -> Plan:
-        """The best plan of all shapes of the mesh.
+        """Return the best plan of all shapes of the mesh.
 
         Raises:
             PlanError: nothing satisfies the constraints. If nothing was found in time, a
@@ -90,7 +90,7 @@ class RhinoPlanner:
             return self.search(problem, folded_model(problem, 2), deadline)
 
     def search(self, problem: Problem, model: FoldedModel, deadline: Deadline) -> Plan:
-        """As `solve`, where the model is folded already."""
+        """Search as `solve` does, where the model is folded already."""
         offer = None
         if problem.offer is not None:
             problem.offer(functools.partial(self._first, problem, model), None)

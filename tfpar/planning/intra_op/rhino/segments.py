@@ -40,7 +40,7 @@ from tfpar.planning.intra_op.rhino.tables import TooLarge, solve_by_elimination
 
 
 def critical_ops(graph: Graph, is_intensive: Callable[[Op], bool]) -> list[Op]:
-    """The compute-intensive ops of the backbone, in the order in which they run."""
+    """Return the compute-intensive ops of the backbone, in the order in which they run."""
     earliest = depths(graph)
     latest: dict[Op, int] = {}
     readers = graph.consumers()
@@ -52,7 +52,7 @@ def critical_ops(graph: Graph, is_intensive: Callable[[Op], bool]) -> list[Op]:
 
 
 def depths(graph: Graph) -> dict[Op, int]:
-    """The earliest at which each op can run, counted in ops."""
+    """Return the earliest step at which each op can run, counted in ops."""
     found: dict[Op, int] = {}
     for op in graph.ops:
         found[op] = 1 + max((found[t.op] for t in op.inputs), default=-1)
@@ -60,8 +60,8 @@ def depths(graph: Graph) -> dict[Op, int]:
 
 
 def depths_when_read(graph: Graph) -> dict[Op, int]:
-    """As `depths`, but weights, and what is made of weights alone, come just before they are first
-    read.
+    """Return `depths`, but weights, and what is made of weights alone, come just before they are
+    first read.
 
     By `depths` all weights are in the first segment, where nothing says yet what their placement
     will cost. Neither of the two is better for all models, so both are tried.
@@ -108,7 +108,7 @@ class Segment:
 
 
 def segments(depth: Sequence[int], critical: Collection[int]) -> list[Segment]:
-    """The segments of nodes, in order.
+    """Return the segments of nodes, in order.
 
     Args:
         depth: of each node; nodes are cut where that of a critical node is.
@@ -135,7 +135,7 @@ class _Path:
 def neighbourhoods(
     network: CostNetwork, weights: Iterable[int], intensive: Collection[int]
 ) -> list[list[int]]:
-    """For each of the nodes `weights`, the nodes that have to agree on its spec.
+    """Find for each of the nodes `weights` the nodes that have to agree on its spec.
 
     They are those around it up to ops that are `intensive`, at most `MAX_GROUP`, the nearest first:
     the variable, what reads and casts it, its products, its gradient and its update.

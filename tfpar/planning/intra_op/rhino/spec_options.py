@@ -26,7 +26,8 @@ def price_spec_options(
     cost: Cost,
     deadline: Deadline,
 ) -> dict[str, list[SpecOption]]:
-    """By the name of a variable of the folded graph, what else it could be, and the step's seconds.
+    """Price the other options of each variable of the folded graph, by name: the spec and the
+    step's seconds.
 
     The placement of a weight is changed along one mesh axis, together with that of the weights at
     the same place of its block. All other weights stay. Ops run as planned where they still can, or

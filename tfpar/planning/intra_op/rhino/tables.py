@@ -31,7 +31,7 @@ _Merged = tuple[int, tuple[int, ...], np.ndarray]
 
 
 def solve_by_elimination(network: CostNetwork, node: int) -> list[tuple[float, tuple[int, ...]]]:
-    """For each choice of `node` the least that the network costs with it, and the picks.
+    """Find for each choice of `node` the least that the network costs with it, and the picks.
 
     Late work counts as nothing.
 

@@ -294,7 +294,7 @@ class MeshSearch:
                 self.lay(group, pick)
 
     def found(self) -> FoldedPlan | None:
-        """The best valid plan, or None; `refused` then says why the first was invalid."""
+        """Return the best valid plan, or None; `refused` then says why the first was invalid."""
         if self.key[0] == math.inf:
             return None
         self.plans.settle()
@@ -327,7 +327,8 @@ class MeshSearch:
         self.offer(self._found(dataclasses.replace(cost, live_bytes=live_bytes), picks))
 
     def units(self) -> list[list[WeightGroup]]:
-        """The groups, in subgraphs small enough to price all plans of each, the largest first.
+        """Return the groups, in subgraphs small enough to price all plans of each, the largest
+        first.
 
         A block is one unit if it can be, else its parts along the name tree are.
         """
@@ -377,7 +378,8 @@ class MeshSearch:
         return self.priced.setdefault((tuple(g.name for g in unit), others), {})
 
     def alternatives(self) -> dict[str, list[SpecOption]]:
-        """By group, its options and the best step priced with each, the rest about as chosen."""
+        """Return for each group its options and the best step priced with each, the rest about as
+        chosen."""
         found = {}
         for unit in self.units():
             priced = self._priced_beside(unit)

@@ -24,7 +24,8 @@ Candidates = Callable[[Sequence[WeightGroup]], Iterable[Picks]]
 
 
 def group_units(groups: Sequence[WeightGroup], limit: int) -> list[list[WeightGroup]]:
-    """`groups` as one unit if it has at most `limit` plans, else by the branches of their names.
+    """Return `groups` as one unit if it has at most `limit` plans, else by the branches of their
+    names.
 
     Neighbouring branches that are small stay together (the two layers of an MLP).
     """
@@ -73,7 +74,7 @@ def _changed(unit: Sequence[WeightGroup], count: int) -> Iterator[Picks]:
 
 
 def every(unit: Sequence[WeightGroup]) -> Iterator[Picks]:
-    """All plans of a unit; neighbours differ in one weight, the last varies fastest."""
+    """Yield all plans of a unit; neighbours differ in one weight, the last varies fastest."""
     sizes = [len(group.options) for group in unit]
     digits, steps = [0] * len(sizes), [1] * len(sizes)
     yield tuple(digits)

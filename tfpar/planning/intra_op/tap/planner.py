@@ -64,7 +64,8 @@ class TapPlanner:
     statistics: TapStatistics = dataclasses.field(default_factory=TapStatistics)
 
     def solve(self, problem: Problem) -> Plan:
-        """The best plan of all meshes; that of data parallelism at the least if time is short.
+        """Return the best plan of all meshes; that of data parallelism at the least if time is
+        short.
 
         Raises:
             PlanError: no plan is valid under the constraints; says why. If none was found in
@@ -75,7 +76,7 @@ class TapPlanner:
             return self.search(problem, folded_model(problem, self.min_duplicate), deadline)
 
     def search(self, problem: Problem, model: FoldedModel, deadline: Deadline) -> Plan:
-        """As `solve`, where the model is folded already."""
+        """Search as `solve` does, where the model is folded already."""
         self.statistics = model.statistics
         searches: list[MeshSearch] = []
         offer = None if problem.offer is None else functools.partial(self._offer, problem, model)

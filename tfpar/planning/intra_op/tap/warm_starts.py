@@ -27,11 +27,11 @@ class WarmStarts:
         self._sizes: dict[Hashable, set[int]] = {}
 
     def of(self, logical: LogicalMesh) -> tuple[Layout, ...]:
-        """Those found on meshes like this one, the last ones first."""
+        """Return the layouts found on meshes like this one, the last ones first."""
         return tuple(self._found.get(kind_of(logical), ()))
 
     def elsewhere(self, size: int) -> frozenset[Hashable]:
-        """The kinds of meshes of which something was found for another number of ranks."""
+        """Return the kinds of meshes of which something was found for another number of ranks."""
         return frozenset(kind for kind, sizes in self._sizes.items() if sizes - {size})
 
     def add(self, logical: LogicalMesh, layout: Layout) -> None:
