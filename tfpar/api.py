@@ -1,4 +1,4 @@
-"""What users call: `auto_parallel`, `parallelize`, `plan_of`, `coverage`."""
+"""Public functions: `auto_parallel`, `parallelize`, `function`, `plan`, `plan_of`, `coverage`."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def function(
         step: the function, or a `tf.function`.
         input_signature: `tf.TensorSpec`s that the arguments have to fit; sizes may be None.
         autograph: turn Python control flow on tensors into ops.
-        jit_compile: XLA compiles what lies between collectives. By default it does if `step` is a
+        jit_compile: XLA compiles what is between collectives. By default it does if `step` is a
             `tf.function` that says so.
 
     Raises:
@@ -237,7 +237,7 @@ def plan(
 
 
 def plan_of(model: keras.Model | StepFunction | GraphProgram) -> Plan:
-    """The plan that a parallel model, a `tap.function` or a `tap.GraphProgram` runs with.
+    """Return the plan that a parallel model, a `tap.function` or a `tap.GraphProgram` runs with.
 
     Raises:
         TfparError: the model is not parallel, or has not run a step yet.
@@ -254,7 +254,7 @@ def plan_of(model: keras.Model | StepFunction | GraphProgram) -> Plan:
 
 
 def coverage(model: keras.Model, x: Any = None, y: Any = None) -> Coverage:
-    """Which ops of the model's step have a rule, and which fall back to being replicated.
+    """Return the coverage of the model's step: ops that have a rule, and ops that run replicated.
 
     With data `x` and `y` (a batch, or any part of one, as `fit` gets it) the training step is
     read; without, the forward pass, for models whose input shapes are known. Nothing runs and

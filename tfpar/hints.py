@@ -1,4 +1,4 @@
-"""Constraints from a file: a table for each call of a function that makes one, in its own words.
+"""Constraints files in TOML: each table is a call of a function that makes a constraint.
 
     [[shard]]
     pattern = "block_.*/fc1/kernel"
@@ -44,7 +44,7 @@ from tfpar.spec import ArgumentError, TfparError
 
 
 def _schema(function: Callable[..., Any]) -> type[msgspec.Struct]:
-    """The schema of a table: its keys are the arguments of a function, which checks them."""
+    """Make the schema of a table: its keys are the arguments of a function, which checks them."""
     fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is parameter.VAR_POSITIONAL:
@@ -65,7 +65,7 @@ _SCHEMAS = {name: _schema(function) for name, function in _FUNCTIONS.items()}
 
 
 def read_hints(path: str | os.PathLike[str]) -> tuple[Constraint, ...]:
-    """The constraints that a TOML file describes, in its order of functions.
+    """Read the constraints that a TOML file describes, in its order of functions.
 
     Raises:
         TfparError: it cannot be read, or a table or key is unknown, missing or wrong; names the
@@ -89,7 +89,7 @@ def read_hints(path: str | os.PathLike[str]) -> tuple[Constraint, ...]:
 
 
 def _tables(path: str, name: str, given: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The tables of one name, and how each is called in messages: `hints.toml: [[shard]] 2`."""
+    """Yield the tables of one name, and the name of each in messages: `hints.toml: [[shard]] 2`."""
     several = given if isinstance(given, list) else [given]
     for number, table in enumerate(several, 1):
         where = f"{path}: [[{name}]]" + (f" {number}" if len(several) > 1 else "")

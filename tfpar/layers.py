@@ -1,4 +1,4 @@
-"""Layers that say how their weights lie: two-dimensional tensor parallelism by hand.
+"""Layers with the specs of their weights: two-dimensional tensor parallelism by hand.
 
 ATP's Fig. 9 in Keras, on a mesh of two axes:
 
@@ -27,7 +27,7 @@ from tfpar.spec.arguments import argument_error
 
 
 def lay(weight: keras.Variable, spec: Iterable[Placement | str]) -> keras.Variable:
-    """Lay `weight` as `spec` says on whatever mesh its model runs; returns it.
+    """Give `weight` the spec that it has on whatever mesh its model runs; returns the weight.
 
     Args:
         spec: `Shard(dim)` or `Replicate()` for each mesh axis; one that is shorter than the mesh
@@ -54,8 +54,8 @@ class Dense(keras.layers.Dense):
     """`keras.layers.Dense` with the spec of its kernel, `[inputs, units]`.
 
     `[Shard(1), Shard(0)]` is ATP's column-first tensor parallelism, `[Shard(0), Shard(1)]` its
-    row-first one (§3.2). The bias lies as the outputs need it. Where nothing is parallel it is a
-    plain `Dense`.
+    row-first one (§3.2). The bias has the spec that the outputs need. Where nothing is parallel it
+    is a plain `Dense`.
 
     Args:
         spec: see `lay`.

@@ -1,4 +1,4 @@
-"""`Options`: what users may ask besides a mesh and constraints, and the keywords of that name."""
+"""`Options` of a user besides mesh and constraints, and the same options as keywords."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ClusterLike = Cluster | Mapping[str, Any] | PathLike
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What `auto_parallel` and its kin are asked besides mesh and constraints.
+    """Options of `auto_parallel` and its kin, besides mesh and constraints.
 
         options = tap.Options(planner="rhino", memory_limit="16 GiB")
         plan = tap.plan(build_model, batch, [2, 8], options=options)
@@ -36,10 +36,10 @@ class Options:
         plan: a `Plan` or the path of a saved one, instead of constraints and search.
         planner: `"tap"`, `"rhino"`, `"auto"`, which picks one of them by the step's graph and
             `search_seconds` (the plan says which), `"exhaustive"`, which tries all plans of a model
-            of a few layers, or one of your own (`search.problem.Planner`).
-            None searches nothing: weights lie as constraints say, the rest as their first reader
-            wants them; without constraints, every batch is split over the whole mesh (data
-            parallelism).
+            of a few layers, or one of your own (`planning.problem.Planner`).
+            None searches nothing: weights have the specs of constraints, the others those that
+            their first reader prefers; without constraints, every batch is split over the whole
+            mesh (data parallelism).
         level: of Rhino's planner: 3 decides the whole graph at once (the default), 2 leaves it at
             what takes less time where that is no solution yet.
         search_seconds: what the planner may take, about; it returns the best plan found by then.
@@ -63,13 +63,13 @@ class Options:
             enters a block is stored); a sequence of regular expressions, those of the blocks whose
             names (the paths of their weights) or scopes, or their ends, match; False, none. By
             default the planner decides: none, unless the fastest plan does not fit without.
-        offload: what lies in the memory of a rank's host while it is not used, so that a device
+        offload: what is kept in the memory of a rank's host while it is not used, so that a device
             stores less: a `tap.Offload`, which names weights, whose optimizer slots do, and blocks,
             of which that does what they keep for the backward pass; True, all of both; False,
             nothing. By default the planner decides: nothing, unless the fastest plan does not fit
             without. On CPUs, which compute in the memory of the host, nothing is gained.
-        chunks: 1, 2 or 4 pieces in which a rank computes its part of a training batch, one behind
-            the other: while one is summed over ranks, the next is computed. Results do not
+        chunks: 1, 2 or 4 pieces in which a rank computes its part of a training batch, one after
+            another: while one is summed over ranks, the next is computed. Results do not
             depend on it. By default what the plan says: what costs least.
         pipeline: a `Pipeline`: microbatches, whose gradients are added up before the weights are
             updated, so that the activations of one are stored at a time. Results do not depend
@@ -152,7 +152,7 @@ def settings_of(
     keywords: Mapping[str, Any],
     kind: type[PlanKeywords] = Keywords,
 ) -> Settings:
-    """What a call asks for that takes keywords of this `kind`.
+    """Read the options and keywords of a call that takes keywords of this `kind`.
 
     Raises:
         ArgumentError: names the argument and what was given.
@@ -164,7 +164,7 @@ def settings_of(
 def with_keywords(
     options: Options | None, keywords: Mapping[str, Any], kind: type[PlanKeywords] = Keywords
 ) -> Options:
-    """`options`, or the defaults, where `keywords` say nothing else; errors as of `settings_of`."""
+    """Merge `keywords` into `options`, or into the defaults; errors as of `settings_of`."""
     if not (options is None or isinstance(options, Options)):
         raise argument_error("options", options, "a tap.Options")
     known = names_of(kind)
@@ -176,7 +176,7 @@ def with_keywords(
 
 
 def names_of(kind: type[PlanKeywords]) -> list[str]:
-    """The names of such keywords, in the order of `Options`."""
+    """Return the names of such keywords, in the order of `Options`."""
     return [f.name for f in dataclasses.fields(Options) if f.name in kind.__annotations__]
 
 

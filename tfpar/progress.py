@@ -1,8 +1,9 @@
-"""What long work is at: a line that terminals and notebooks keep up to date; elsewhere a line now
-and then.
+"""Progress of long work: one line that terminals and notebooks keep up to date.
 
-Capturing, searching, compiling, calibrating and installing all tell it here. Work that tells
-nothing for long (a trace, a compiler) is shown too: a thread looks on.
+Elsewhere a line is written now and then.
+
+Capturing, searching, compiling, calibrating and installing report here. Work that reports nothing
+for long (a trace, a compiler) is shown too: a thread looks on.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ logger = logging.getLogger("tfpar")
 
 
 class Display(Protocol):
-    """Where lines are shown.
+    """Display that shows lines to the user.
 
     Attributes:
         quiet_s: work that takes no longer is not worth a line.
@@ -47,7 +48,7 @@ class Display(Protocol):
 
 
 class Terminal:
-    """A line on stderr that is written anew."""
+    """Display of one line on stderr, which is updated in place."""
 
     quiet_s, every_s = 2.0, 0.2
 
@@ -71,7 +72,7 @@ class Terminal:
 
 
 class Notebook:
-    """A line below a cell that is written anew."""
+    """Display of one line below a cell, which is updated in place."""
 
     quiet_s, every_s = 2.0, 1.0
 
@@ -96,7 +97,7 @@ class Notebook:
 
 
 class LogDisplay:
-    """Lines on stderr, few enough for a log."""
+    """Display of lines on stderr, few enough for a log."""
 
     quiet_s, every_s = 10.0, 10.0
 
@@ -112,7 +113,7 @@ class LogDisplay:
 @dataclasses.dataclass
 class _Part:
     """Attributes:
-    best_s: the best step found within; None: it is told of the part around."""
+    best_s: the best step found within; None: it is reported to the part around."""
 
     what: str
     ends: float
@@ -121,7 +122,7 @@ class _Part:
 
 
 class Reporter:
-    """Says what long work is at: its parts from the outermost in, the best so far, time left.
+    """Reporter of long work: its parts from the outermost in, the best so far, time left.
 
     Args:
         title: of the work, such as "searching a plan".
@@ -136,7 +137,7 @@ class Reporter:
 
     @contextlib.contextmanager
     def at(self, what: str, limit_s: float | None = None, *, apart: bool = False) -> Iterator[None]:
-        """What is done within, as a part of what is done around it.
+        """Run a block as a part of the work around it.
 
         Args:
             limit_s: the seconds that it may take.
@@ -151,16 +152,16 @@ class Reporter:
             self._parts.pop()
 
     def tell(self, detail: str) -> None:
-        """What the innermost part is at."""
+        """Report the current detail of the innermost part."""
         self._parts[-1].detail = detail
         self._show()
 
     def priced(self, what: str, candidates: int) -> None:
-        """As `tell`, in the words of `search.problem.Progress`."""
+        """Report the number of candidates priced so far, as `planning.problem.Progress` does."""
         self.tell(f"{what}, {candidates} priced")
 
     def note(self, line: str) -> None:
-        """A line that is worth keeping, at once: in the log where that shows such lines."""
+        """Show a line that stays, at once: in the log where that shows such lines."""
         if not line or self._display is None:
             return
         if logger.isEnabledFor(logging.INFO):
@@ -169,16 +170,16 @@ class Reporter:
             self._display.note(line)
 
     def found(self, seconds: float) -> None:
-        """A step that takes so long was found: the best is shown."""
+        """Report a plan whose step takes so long; the best one is shown."""
         part = self._compared()
         part.best_s = min(part.best_s or math.inf, seconds)
 
     def _compared(self) -> _Part:
-        """The innermost part that has a best of its own."""
+        """Return the innermost part that has a best step of its own."""
         return next(part for part in reversed(self._parts) if part.best_s is not None)
 
     def beat(self) -> None:
-        """Show how long it takes, where nothing is told."""
+        """Show the time that has passed, where the work reports nothing."""
         self._show()
 
     def _show(self) -> None:
@@ -209,7 +210,7 @@ QUIET = Reporter()
 
 @contextlib.contextmanager
 def reporting(title: str, wanted: bool = True) -> Iterator[Reporter]:
-    """A reporter of the work within: in a terminal or a notebook, else in a line every ten seconds.
+    """Make a reporter for a block: on a terminal or in a notebook, else a line every ten seconds.
 
     Args:
         wanted: whether anything is to be said, by this rank.
@@ -239,7 +240,7 @@ BEAT_S = 0.5
 
 
 def _display() -> Display:
-    """Where users look."""
+    """Return the display for where the user looks: a terminal, a notebook, or a log."""
     if sys.stderr.isatty():
         return Terminal()
     return Notebook() if _in_notebook() else LogDisplay()

@@ -1,4 +1,4 @@
-"""Files of text, JSON and TOML, read so that whatever is wrong with one is an `UnreadableError`.
+"""Reading of text, JSON and TOML files: whatever is wrong with one is an `UnreadableError`.
 
 `convert` makes typed values of what JSON and TOML hold, by a schema: msgspec structs, dataclasses
 and NamedTuples. msgspec checks; only what it refuses is looked through again, for the first key
@@ -52,7 +52,7 @@ class FieldError(UnreadableError):
 
 
 def read_text(path: str | os.PathLike[str], encoding: str = "utf-8") -> str:
-    """The text of a file.
+    """Read the text of a file.
 
     Raises:
         UnreadableError: there is none, it may not be read, or it is no text.
@@ -69,7 +69,7 @@ def read_text(path: str | os.PathLike[str], encoding: str = "utf-8") -> str:
 
 
 def parse_json(text: str) -> Any:
-    """The value that a JSON text holds.
+    """Parse a JSON text to its value.
 
     Raises:
         UnreadableError: it is malformed, too deep, has a key twice in one object, a number of more
@@ -88,7 +88,7 @@ def parse_json(text: str) -> Any:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The tables that a TOML text holds.
+    """Parse a TOML text to its tables.
 
     Raises:
         UnreadableError: as `parse_json`.
@@ -159,8 +159,10 @@ class _Field(NamedTuple):
 def _locate_error(
     data: Any, kind: Any, read_custom: ReadCustom | None, path: KeyPath, error: Exception
 ) -> FieldError:
-    """The error of the first of the innermost places where `data` is no `kind`: msgspec, which says
-    so by `error`, names neither keys of mappings nor values."""
+    """Locate the first of the innermost places where `data` is no `kind`.
+
+    msgspec, which says so by `error`, names neither keys of mappings nor values.
+    """
     for step, part, its_kind in _iterate_parts(data, kind):
         try:
             msgspec.convert(part, its_kind, dec_hook=read_custom)
@@ -200,7 +202,7 @@ def _find_unknown_key(data: Any, kind: Any, path: KeyPath) -> FieldError | None:
 
 
 def _iterate_parts(data: Any, kind: Any) -> Iterator[tuple[str | int, Any, Any]]:
-    """The parts of `data`: their steps, themselves, and what they have to be."""
+    """Yield the parts of `data`: their steps, themselves, and what they have to be."""
     args, fields = get_args(_strip(kind)), _list_fields(kind)
     if isinstance(data, Mapping):
         for key, value in data.items():
@@ -228,7 +230,7 @@ def _has_dataclass(kind: Any) -> bool:
 
 @functools.cache
 def _list_fields(kind: Any) -> Mapping[str, _Field]:
-    """The fields of a struct, a dataclass or a NamedTuple, as files call them."""
+    """Return the fields of a struct, a dataclass or a NamedTuple, by their names in files."""
     kind = _strip(kind)
     if get_origin(kind) is not None or not isinstance(kind, type):  # of list[int] both are so
         return {}
@@ -243,7 +245,7 @@ def _is_tuple(kind: Any) -> bool:
 
 
 def _strip(kind: Any) -> Any:
-    """A type without what is said of it, and without None."""
+    """Strip a type of annotations and of None."""
     if get_origin(kind) is Annotated:
         return _strip(get_args(kind)[0])
     choices = _list_choices(kind)
@@ -251,7 +253,7 @@ def _strip(kind: Any) -> Any:
 
 
 def _list_choices(kind: Any) -> list[Any]:
-    """The types of a union but for None; else the type itself."""
+    """List the types of a union except None; of another type itself."""
     if get_origin(kind) not in (Union, types.UnionType):
         return [kind]
     none = (type(None), msgspec.UnsetType)

@@ -1,4 +1,4 @@
-"""Which `auto_parallel` block encloses what is built now: the one piece of global state.
+"""Stack of open `auto_parallel` blocks, which enclose what is built: the one piece of global state.
 
 Blocks nest, each thread (and task) has a stack of its own, and a thread begins with the stack of
 the thread that started it, for as long as those blocks are open.
@@ -32,19 +32,19 @@ _open: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
 def enclosing() -> Session | None:
-    """The session of the innermost block around here."""
+    """Return the session of the innermost block around here."""
     own = active.get()
     return own[-1] if own else next((s for s in reversed(_inherited.get()) if s in _open), None)
 
 
 def open_elsewhere() -> Session | None:
-    """A session whose block is open in another thread, if none is around here."""
+    """Return a session whose block is open in another thread, if none is around here."""
     return None if enclosing() is not None else next(iter(_open), None)
 
 
 @contextlib.contextmanager
 def block(session: Session) -> Iterator[Session]:
-    """What `auto_parallel` opens: the scope of a session, which threads started inside inherit."""
+    """Open the scope of a session, as `auto_parallel` does; threads started inside inherit it."""
     _open.add(session)
     try:
         with session.scope():
@@ -71,7 +71,7 @@ def install_threads() -> None:
 
 
 def _run_inside(thread: threading.Thread, stack: tuple[Session, ...]) -> None:
-    """What a thread does that was started inside of blocks."""
+    """Run a thread that was started inside of blocks with their stack."""
 
     def create(next_creator: Any, **arguments: Any) -> Any:
         session = enclosing()

@@ -1,4 +1,4 @@
-"""What `auto_parallel` and its kin are asked, in one form each: read in one place.
+"""Settings of `auto_parallel` and its kin: the user's options, read in one place to one form each.
 
 `Settings.of` takes what users give, and makes of it one form each, or says at once what is wrong.
 What then depends on this machine (the default mesh, the cluster) is for the session to find.
@@ -57,7 +57,7 @@ ConstraintsLike = Constraint | Mapping[str, Any] | Sequence[Constraint]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What is asked, in one form each; see `Options` for what it means.
+    """Options of the user in one form each; see `Options` for their meaning.
 
     Attributes:
         mesh: None for all ranks that there are, or the plan's.
@@ -94,7 +94,7 @@ class Settings:
     def of(
         cls, mesh: MeshLike | None, constraints: ConstraintsLike | None, options: Options
     ) -> Settings:
-        """What a user gives, read.
+        """Read what a user gives.
 
         Raises:
             ArgumentError: names the argument and what was given.
@@ -160,7 +160,7 @@ class Settings:
         return settings
 
     def described(self) -> dict[str, str]:
-        """The options that all ranks of a job have to be given alike, as text by name.
+        """Describe the options that have to be equal on all ranks of a job, as text by name.
 
         Not a pipeline, which is compared task by task, nor what concerns users, or the rank alone
         that plans for all.
@@ -187,7 +187,7 @@ class Settings:
 
     @property
     def schedule(self) -> Schedule:
-        """Of the given pipeline, or the plan's; with neither, one stage runs one microbatch."""
+        """Schedule of the given pipeline, or the plan's; else of one stage and microbatch."""
         if self.given_pipeline is not None:
             return self.given_pipeline.order
         if self.plan is None or self.plan.stages is None:
@@ -208,7 +208,7 @@ class Settings:
 
     @property
     def batch_statistics(self) -> BatchStatisticsOf:
-        """What normalisations take their statistics over."""
+        """Batch statistics of normalisations: exact, or those of a microbatch."""
         asked = self.given_pipeline or self.plan
         return "exact" if asked is None else asked.batch_statistics
 
@@ -226,13 +226,13 @@ def _cluster(name: str, value: Any) -> Cluster | Mapping[str, Any] | str:
 
 
 def _plan_cache(name: str, value: Any) -> PlanCache | None:
-    """The cache in a folder, by default that of the environment, if any."""
+    """Return the cache in a folder, by default that of the environment, if any."""
     folder = optional(path, name, value) or os.environ.get(PLAN_CACHE)
     return PlanCache(folder) if folder else None
 
 
 def _size(name: str, value: Any, expected: str = "a size above 0 such as '16 GiB'") -> float:
-    """Bytes of `"16 GiB"`, or of a number."""
+    """Parse bytes, as `"16 GiB"` or a number."""
     try:
         size = parse(value, "bytes")
     except ValueError:
@@ -243,7 +243,7 @@ def _size(name: str, value: Any, expected: str = "a size above 0 such as '16 GiB
 
 
 def _whole_size(name: str, value: Any) -> int:
-    """A byte or more, and not without an end."""
+    """Parse a size of at least a byte, and not infinite."""
     expected = "a size such as '32 MiB', of 1 byte or more"
     size = _size(name, value, expected)
     if not 1 <= size < math.inf:
@@ -252,12 +252,12 @@ def _whole_size(name: str, value: Any) -> int:
 
 
 def _carried_as(name: str, value: Any) -> str:
-    """The dtype in which gradients travel."""
+    """Return the dtype in which gradients travel."""
     return COMPRESSIONS[check_choice(name, value, COMPRESSIONS)]
 
 
 def _chunks(name: str, value: Any) -> int:
-    """A number of chunks that there may be: more start more collectives than they hide."""
+    """Check a number of chunks: more than the largest start more collectives than they hide."""
     return check_choice(name, value, CHUNKS)
 
 
@@ -280,7 +280,7 @@ def _pipeline(name: str, value: Any) -> Pipeline | Literal["auto"]:
 
 
 def _pipeline_search(value: Any) -> Pipeline | None:
-    """A pipeline that is searched for otherwise than by `"auto"` alone."""
+    """Return a pipeline that is to be searched for by another method than `"auto"`'s."""
     is_searched = isinstance(value, Pipeline) and value.is_searched
     return value if is_searched and value.search != ENUMERATE else None
 
@@ -322,7 +322,7 @@ def _cluster_described(cluster: Cluster | Mapping[str, Any] | str | None) -> str
 
 
 def _identified(what: str, value: Any) -> str:
-    """A value too long to be shown, told from others by a checksum."""
+    """Identify a value that is too long to be shown by its type and a checksum."""
     return f"{what} (checksum {zlib.crc32(repr(value).encode()):08x})"
 
 
@@ -341,7 +341,7 @@ def _verbose(name: str, value: Any) -> bool:
 
 
 def _recompute(name: str, value: Any) -> bool | tuple[str, ...]:
-    """What to compute again, as a value that can be compared."""
+    """Read `recompute` to a value that can be compared."""
     if isinstance(value, bool | np.bool_):
         return bool(value)
     expected = "True, False, or a list of regular expressions"
@@ -352,7 +352,7 @@ def _recompute(name: str, value: Any) -> bool | tuple[str, ...]:
 
 
 def _offload(name: str, value: Any) -> Offload:
-    """What to offload, as a value that can be compared."""
+    """Read `offload` to a value that can be compared."""
     if isinstance(value, bool | np.bool_):
         return Offload(bool(value), bool(value))
     if not isinstance(value, Offload):

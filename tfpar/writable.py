@@ -1,5 +1,4 @@
-"""Files that appear whole or not at all, and whether one could be written, asked before long work
-whose result goes there."""
+"""Atomic writing of files, and a check before long work that its result can be written."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what is asked for; returns the exit code.
+    """Print the clusters that the arguments ask for; returns the exit code.
 
     Raises:
         TfparError: there is no such cluster, or its file cannot be read.
@@ -104,7 +104,7 @@ def _about(value: float, measure: str) -> str:
 
 
 def _in_detail(cluster: Cluster) -> str:
-    """Its devices and its links, each a table."""
+    """Format a cluster's devices and links, each as a table."""
     devices_text = f"{cluster.num_devices} device{'s' if cluster.num_devices > 1 else ''}"
     head = f"Cluster {cluster.name!r}: {devices_text}, {cluster.shape_text()}"
     devices = [

@@ -1,4 +1,4 @@
-"""`tfpar doctor`: what is on this machine, what works, and how to mend the rest."""
+"""`tfpar doctor`: what is on this machine, what works, and how to repair the rest."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def estimates_of(
     impossible: dict[tuple[Mesh, str], TfparError],
     report: Reporter,
 ) -> list[Estimate]:
-    """What is predicted of each mesh and cluster.
+    """Estimate the model on each mesh and cluster.
 
     Args:
         impossible: why some of them have no plan; those that turn out to have none are added.
@@ -116,7 +116,7 @@ def _estimated(
     impossible: dict[tuple[Mesh, str], TfparError],
     report: Reporter,
 ) -> Estimate:
-    """What is predicted of a mesh on a cluster; where there is no plan, that is noted."""
+    """Estimate the model on a mesh of a cluster; a pair without a plan is added to `impossible`."""
     with report.at(f"{mesh} on {cluster}", apart=True):
         try:
             plan, _ = model.find(mesh, cluster, report)

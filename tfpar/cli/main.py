@@ -1,4 +1,4 @@
-"""What `tfpar` takes on its command line, and what a shell gets back.
+"""Entry point of the command `tfpar`: its arguments and its exit codes.
 
 Exit code 0; or 1 where `diff` or `verify` finds a difference, `doctor` something missing and
 `estimate` no plan that fits, or where the search of `plan` was interrupted; or 2 after one line on

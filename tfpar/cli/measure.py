@@ -1,4 +1,4 @@
-"""What steps of a script's model take under several plans, on this machine in one process."""
+"""Measurement of a script's model under several plans, on this machine in one process."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from tfpar.tf.capture.step import argument_specs
 
 @dataclasses.dataclass(frozen=True)
 class Made:
-    """What a script has made.
+    """Model and batch that a script has made.
 
     Attributes:
         model: compiled.
@@ -39,7 +39,7 @@ class Made:
         load: Callable[[str], Callable[[], Any]],
         scope: contextlib.AbstractContextManager[Any],
     ) -> Made:
-        """What the arguments of `problem.add_model` name.
+        """Make the model and the batch that the arguments of `problem.add_model` name.
 
         Args:
             load: from `script.scripts`.
@@ -65,7 +65,7 @@ class Made:
 
     @contextlib.contextmanager
     def traced(self) -> Iterator[None]:
-        """Where the step cannot be traced within, labels that were made up may be why."""
+        """Run a block that traces the step; if it fails, made-up labels may be the cause."""
         try:
             yield
         except CaptureError as error:

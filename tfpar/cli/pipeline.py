@@ -65,7 +65,7 @@ def _stages(text: str) -> int | Literal["auto"]:
 
 
 def pipeline_of(options: argparse.Namespace) -> Pipeline | Literal["auto"] | None:
-    """None if nothing of one is asked for.
+    """Return the pipeline that the arguments ask for; None if there is none.
 
     Raises:
         TfparError: no such schedule, or numbers that it does not have.

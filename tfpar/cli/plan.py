@@ -75,7 +75,7 @@ def _best_so_far(stopped: SearchInterrupted) -> Plan:
 
 
 def _machines_and_mesh(text: str) -> tuple[Mesh, str]:
-    """What `--what-if` names."""
+    """Parse `--what-if`: the mesh, and the name of its cluster."""
     cluster, colon, mesh = text.rpartition(":")
     if not colon or not cluster:
         raise TfparError(f"--what-if {text!r}: write CLUSTER:MESH, such as dgx-a100:2x8.")
@@ -107,7 +107,7 @@ def _plan_of(options: argparse.Namespace, elsewhere: Sequence[tuple[Mesh, str]])
 
 
 def read_settings(options: argparse.Namespace) -> Settings:
-    """What the arguments of `problem.add_search` ask for, beside mesh and cluster.
+    """Read the arguments of `problem.add_search`, beside mesh and cluster.
 
     Raises:
         TfparError: names what is wrong.
@@ -124,7 +124,7 @@ def check_batch_size(options: argparse.Namespace) -> None:
 
 
 def read_constraints(options: argparse.Namespace) -> tuple[Constraint, ...]:
-    """Those of the file that `--constraints` names."""
+    """Read the constraints of the file that `--constraints` names."""
     return () if options.constraints is None else read_hints(options.constraints)
 
 
@@ -169,14 +169,14 @@ def trace_step(
 
 
 def _recompute(given: list[str] | None) -> bool | list[str] | None:
-    """What `--recompute` asks for, as of `auto_parallel`."""
+    """Parse `--recompute` to the value that `auto_parallel` takes."""
     if given in (["all"], ["none"]):
         return given == ["all"]
     return given
 
 
 def _offload(given: str | None) -> Offload | bool | None:
-    """What `--offload` asks for, as of `auto_parallel`."""
+    """Parse `--offload` to the value that `auto_parallel` takes."""
     if given in ("all", "none"):
         return given == "all"
     return Offload(**{given: True}) if given else None

@@ -1,4 +1,4 @@
-"""What is to be planned and for which machines, as arguments of a command."""
+"""Command-line arguments that describe a planning problem: model, search and machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TensorFlow, imported without what its libraries log meanwhile."""
+"""Import of TensorFlow without the log output of its libraries."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def _told(what: str) -> Iterator[None]:
 
 
 def _line(error: BaseException) -> str:
-    """Where: the innermost line that is neither Python's, an installed package's nor ours."""
+    """Name the innermost line that is neither Python's, an installed package's nor ours."""
     others = (sysconfig.get_path("stdlib"), os.path.dirname(os.path.dirname(__file__)), "<frozen")
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not frame.filename.startswith(others) and "site-packages" not in frame.filename:

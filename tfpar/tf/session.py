@@ -38,15 +38,15 @@ logger = logging.getLogger("tfpar")
 
 @dataclasses.dataclass(eq=False)
 class Session:
-    """What `auto_parallel` sets up.
+    """Session of one `auto_parallel` block: mesh, options, and what its models have in common.
 
     Attributes:
-        mesh: the ranks; what axes are laid over them is the planner's choice where there is one.
+        mesh: the ranks; what axes they have is the planner's choice where there is one.
         stage_mesh: those that are planned for: all, or those of one stage of a pipeline.
         pipeline: the stages and microbatches of training steps; None: as plans say.
         decides_pipeline: whether it is for the next training step's plan to say.
-        found_pipeline: whether it was found, and not asked for.
-        options: what the user asked for.
+        found_pipeline: whether a search found it, instead of the user giving it.
+        options: of the user.
         cluster: what plans are made for; the machine as detected if None.
         interrupted: searches that Ctrl-C ended: what they had found is used if a plan for the same
             problem is asked for again.
@@ -74,11 +74,11 @@ class Session:
     _unreached: bool = False
 
     def __post_init__(self) -> None:
-        """Raises SpecError where the mesh has not as many parts as the pipeline sets of ranks."""
+        """Start undecided; raises SpecError where the mesh cannot be divided among the actors."""
         self.undecide()
 
     def undecide(self) -> None:
-        """Be as if no plan had been found yet."""
+        """Return to the state in which no plan has been found yet."""
         self._run_in(self.options.given_pipeline)
         self.decides_pipeline = self.options.plan is None and self.options.pipeline in (AUTO, None)
         self.first, self.found_pipeline = None, False
@@ -96,7 +96,7 @@ class Session:
 
     @contextlib.contextmanager
     def undecided(self) -> Iterator[None]:
-        """Whatever is decided within is open again afterwards."""
+        """Restore afterwards whatever is decided in a block."""
         names = "pipeline", "stage_mesh", "decides_pipeline", "found_pipeline", "first", "cluster"
         before = {name: getattr(self, name) for name in names}
         try:
@@ -144,7 +144,7 @@ class Session:
 
     @property
     def placed_ranks(self) -> tuple[int, ...]:
-        """The ranks of its stages, one set after the other; none: all in their order."""
+        """Ranks of its stages, actor by actor; none: all in their order."""
         plan = self.first
         return () if plan is None or plan.stages is None else plan.stages.ranks
 
@@ -155,12 +155,12 @@ class Session:
 
     @functools.cached_property
     def ranks(self) -> Ranks:
-        """Where the ranks live; starts TensorFlow's runtime."""
+        """Ranks of the session's mesh; asking for them starts TensorFlow's runtime."""
         return Ranks.of(self.mesh.size, this_world())
 
     @property
     def tells(self) -> bool:
-        """Whether this rank is to tell users what it does."""
+        """Whether this rank shows users what it does."""
         world = self.ranks.world
         return self.options.verbose and (world is None or world.rank == 0)
 
@@ -199,7 +199,7 @@ class Session:
             )
 
     def create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        """As the creator scope of a block does: see `tf.variables.creator`."""
+        """Create a variable as the scope of a block does: see `tf.variables.creator`."""
         variable = create_variable(next_creator, made_by=initial_shape, **kwargs)
         if isinstance(variable, ParallelVariable):
             variable.on_outside_read = self.warn_outside
@@ -207,7 +207,7 @@ class Session:
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[Session]:
-        """Variables made inside are not materialised; models made inside are parallel."""
+        """Run a block in which variables are not materialised, and models are parallel."""
         token = active.set((*active.get(), self))
         try:
             with tf.variable_creator_scope(self.create_variable):

@@ -43,16 +43,16 @@ from tfpar.tf.steps.step_planner import collect_constraints
 
 @dataclasses.dataclass(eq=False)
 class TracedModel:
-    """The training step of a model without its update, and what is asked of its plans.
+    """Training step of a model without its update, traced once, and the settings of its plans.
 
     Attributes:
         step: captured and simplified.
-        settings: what is asked beside mesh and cluster: a planner, and no plan.
+        settings: the options besides mesh and cluster: a planner, and no plan.
         batch_size: of the batch that it was traced for.
         state_ratio: bytes of optimizer slots per byte of weight.
         jit_compile: whether XLA compiles the step.
         layers: of the model, itself the first.
-        observe: is told what the passes make of the step.
+        observe: is called with the result of each pass over the step.
     """
 
     step: CapturedStep
@@ -140,7 +140,7 @@ class TracedModel:
 
     @functools.cached_property
     def _search(self) -> StepSearch:
-        """What is known of the step serves all its plans."""
+        """Search over plans of the step; one object, since its results serve all its plans."""
         planner, cache = self.settings.planner, self.settings.plan_cache
         assert planner is not None
         return StepSearch(self.step, self.batch_size, planner, cache, state_ratio=self.state_ratio)
@@ -157,7 +157,7 @@ def resolve_cluster(mesh: Mesh, cluster: ClusterLike | None, settings: Settings)
 
 
 def make_search_reporter(settings: Settings) -> contextlib.AbstractContextManager[Reporter]:
-    """A reporter of a search, for the first rank of a job if users want to be told."""
+    """Make the reporter of a search: on the first rank of a job, if users want it."""
     return _told("searching a plan", settings)
 
 

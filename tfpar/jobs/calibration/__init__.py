@@ -1,1 +1,4 @@
-"""What this machine reaches, measured through the backend that training uses (ATP §5.3)."""
+"""Calibration: measures devices, collectives and links of a cluster (ATP §5.3).
+
+It runs on the backend that training uses.
+"""

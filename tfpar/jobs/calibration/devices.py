@@ -1,4 +1,4 @@
-"""What the devices of machines reach, and which of them are alike."""
+"""Speed of the devices of machines, and the machines whose devices are equally fast."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ _SLOWER = 1.1  # than expected: less is noise
 def devices_of(
     mesh: Mesh, machine: MachineInfo, timer: Timer, sizes: Sizes, reserve_s: float, tell: Tell
 ) -> list[Device]:
-    """What a rank's device reaches while all compute, on each machine.
+    """Measure a rank's device on each machine, while all ranks compute.
+
+    Machines of one type share one device, with the times of the slowest rank.
 
     Those of machines that are alike are one device: the slowest rank's times count.
 
@@ -54,7 +56,7 @@ def devices_of(
 
 
 def _ops(mesh: Mesh, sizes: Sizes) -> dict[str, list[Chain]]:
-    """What is timed of a device, by what it is about."""
+    """List the chains to time on a device, by what they measure."""
     square = (sizes.half_side,) * 3
     return {
         "ops": [_elementwise(mesh, op, 2, _FEW) for op in _LAUNCHED],
@@ -78,7 +80,7 @@ def _ops(mesh: Mesh, sizes: Sizes) -> dict[str, list[Chain]]:
 
 
 def _slowest(times: Sequence[dict[str, list[float]]]) -> dict[str, list[float]]:
-    """Of several ranks or machines that do the same."""
+    """Return the slowest times of several ranks or machines that run the same."""
     return {
         what: [max(each) for each in zip(*(own[what] for own in times), strict=True)]
         for what in times[0]
@@ -128,8 +130,10 @@ def _device(times: dict[str, list[float]], sizes: Sizes, machine: MachineInfo) -
 def _rates(
     times: dict[str, list[float]], sizes: Sizes, launch_s: float, bandwidth: float, ramp_s: float
 ) -> dict[str, float]:
-    """Entries a second of the kernels that are slower than expected, by op type; of several kernels
-    of a type, all together."""
+    """Compute the rates, in entries a second, of kernels that are slower than expected, by op type.
+
+    Several kernels of a type count together.
+    """
     known: dict[str, list[tuple[float, float, float, float]]] = {}
     without = iter(times["kernels without"])
     for kernel, taken_s in zip(_kernels(sizes), times["kernels"], strict=True):

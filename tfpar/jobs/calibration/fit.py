@@ -1,4 +1,4 @@
-"""From times to rates. All fits are of relative errors, and robust: machines are noisy."""
+"""Fits of rates to measured times. All are of relative errors, and robust: machines are noisy."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def product_rate(
         return sum(abs(math.log(e / t)) for e, t in zip(expected, seconds, strict=True))
 
     def peaks(half_size: float) -> Iterator[float]:
-        """Each product's own."""
+        """Yield the peak rate that each product implies."""
         for w, s, t in zip(work, sides, seconds, strict=True):
             if t > launch_s:
                 yield w / (t - launch_s) / efficiency(s, half_size)
@@ -98,6 +98,6 @@ def remove_ramp(seconds: float, ramp_s: float) -> float:
 
 
 def overlap(arithmetic_s: float, collectives_s: float, both_s: float) -> float:
-    """What part of the arithmetic goes on during the collectives, 0 to 1."""
+    """Return the part of the arithmetic that goes on during the collectives, 0 to 1."""
     hidden = arithmetic_s + collectives_s - both_s
     return min(max(hidden / min(arithmetic_s, collectives_s), 0.0), 1.0)

@@ -1,4 +1,4 @@
-"""Kernels whose time arithmetic and memory do not tell: single ops, on operands of some size.
+"""Kernels to time by themselves: single ops whose time does not follow from FLOPs and bytes.
 
 A CPU's reductions, selections and transposes are some times slower than the memory that feeds them;
 a GPU's mostly are not. What an op takes beyond what its device lets expect becomes a rate of its
@@ -59,14 +59,14 @@ class Kernel:
 
     @property
     def moved_bytes(self) -> int:
-        """What it reads and writes."""
+        """Bytes that the kernel reads and writes."""
         operands = zip(self.shapes, self.all_dtypes, strict=True)
         read = sum(math.prod(shape) * itemsize(dtype) for shape, dtype in operands)
         return read + math.prod(self.result) * itemsize("float32")
 
 
 def kernels_of(count: int, side: int) -> list[Kernel]:
-    """All that are measured.
+    """List all kernels that are measured.
 
     Args:
         count: entries of operands, about.
@@ -103,7 +103,7 @@ def kernels_of(count: int, side: int) -> list[Kernel]:
 
 
 def _transposed_product(rows: int, depth: int, columns: int) -> Kernel:
-    """What the gradient of a thin batch is multiplied with: the kernel of its layer."""
+    """Make the product of a thin batch's gradient with the transposed kernel of its layer."""
     return Kernel(
         "MatMul",
         functools.partial(product, transposed=True),
@@ -115,7 +115,7 @@ def _transposed_product(rows: int, depth: int, columns: int) -> Kernel:
 
 
 def _attention(count: int) -> Kernel:
-    """What multiplies queries and keys of several heads: both and the result are permuted."""
+    """Make the einsum of queries and keys of several heads, which permutes operands and result."""
     batch = max(1, count // (_HEADS * _LENGTH * _DEPTH))
     given = (batch, _LENGTH, _HEADS, _DEPTH)
     made = (batch, _HEADS, _LENGTH, _LENGTH)
@@ -131,7 +131,7 @@ def _attention(count: int) -> Kernel:
 
 
 def _made(op_type: str, result: tuple[int, ...], **attrs: Any) -> Emit:
-    """Appends an op of its operands alone."""
+    """Return an emitter of an op that has no operands but those given."""
 
     def emit(build: GraphBuilder, operands: Sequence[Tensor], after: Sequence[Op]) -> Op:
         types = {"T": DType("float32"), **attrs}
@@ -141,7 +141,7 @@ def _made(op_type: str, result: tuple[int, ...], **attrs: Any) -> Emit:
 
 
 def _with(op_type: str, result: tuple[int, ...], constant: Any, type_of: str, **attrs: Any) -> Emit:
-    """Appends an op whose last operand is a constant of int32, as the attribute `type_of` says."""
+    """Return an emitter of an op whose last operand is a constant of int32, typed by `type_of`."""
     emit_made = _made(op_type, result, **{type_of: DType("int32")}, **attrs)
 
     def emit(build: GraphBuilder, operands: Sequence[Tensor], after: Sequence[Op]) -> Op:

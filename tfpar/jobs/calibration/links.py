@@ -1,4 +1,4 @@
-"""What collectives and transfers take, on groups of ranks and between machines."""
+"""Times of collectives and transfers, on groups of ranks and between machines."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def collectives_of(
     tell: Tell,
     kinds: Sequence[str] = COLLECTIVES,
 ) -> list[MeasuredCollective]:
-    """Some kinds, by default all, on all axes: those that time is short for have two sizes only."""
+    """Measure collectives of `kinds` on all axes; if time is short, some at two sizes only."""
     pairs: list[Pair] = [(kind, *at) for at in axes_to_measure(mesh) for kind in kinds]
     first, others = sizes.payloads[:2], sizes.payloads[2:]
     tasks = [(pair, n) for some in (first, others) for n in some for pair in pairs]
@@ -77,8 +77,11 @@ def collectives_of(
 def with_waits(
     found: Sequence[MeasuredCollective], timer: Timer, sizes: Sizes, reserve_s: float
 ) -> list[MeasuredCollective]:
-    """What collectives take between the ops of a step: their ranks do not come all at once, and
-    find cores that compute.
+    """Add to the startup of collectives what their ranks wait between the ops of a step.
+
+    There, ranks do not arrive all at once, and find cores that compute. Along each axis some
+    collectives are timed between products. What such a chain takes beyond products and collectives
+    by themselves is the wait; its mean becomes part of the startup.
 
     Along each axis some are timed between products. What such a chain takes beyond products and
     collectives by themselves is what ranks wait; the mean of it becomes part of the startup.
@@ -114,8 +117,10 @@ def with_waits(
 def _of_groups(
     kind: str, mesh: Mesh, axis: int, sizes: Sequence[int], by_rank: Sequence[list[float]]
 ) -> Iterator[MeasuredCollective]:
-    """What was found for the groups along an axis: for all of them together, and for each if one
-    is slower than another."""
+    """Yield the collective along an axis as measured, for all groups together.
+
+    If one group is slower than another, each group follows.
+    """
 
     yield MeasuredCollective(kind, mesh.shape, axis, *_line(sizes, by_rank, range(mesh.size)))
     lines = {group: _line(sizes, by_rank, group) for group in mesh.groups((axis,))}
@@ -133,7 +138,7 @@ def _line(
 
 
 def transfers_of(nodes: int, size: int, timer: Timer) -> list[MeasuredCollective]:
-    """From rank to rank, within nodes and between them, all ranks at once."""
+    """Measure transfers from rank to rank, within nodes and between them, all ranks at once."""
     grid, found = Mesh.of([nodes, size // nodes]), []
     for axis, count in enumerate(grid.shape):
         if count > 1:

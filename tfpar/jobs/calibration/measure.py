@@ -1,4 +1,4 @@
-"""What is measured, in which order, and the description that comes of it."""
+"""Measurement of a cluster: times its parts in order, and describes the result."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _nodes(
     levels: Sequence[Level],
     host_memory_bytes: float | None = None,
 ) -> Iterator[Node]:
-    """The machines, those that are alike and follow each other as one kind.
+    """Describe the machines; consecutive ones of equal speed are one machine type.
 
     Args:
         devices: of each machine.
@@ -79,7 +79,7 @@ def _nodes(
 def _overlap(
     mesh: Mesh, timer: Timer, device: Device, found: Sequence[MeasuredCollective], sizes: Sizes
 ) -> float:
-    """What goes on of products that run beside all-reduces of all ranks."""
+    """Measure the part of products that goes on beside all-reduces of all ranks."""
     share_s = timer.left_s / 3
     side, payload = sizes.half_side, sizes.payloads[-2]
     whole = next(m for m in found if m.kind == "all_reduce" and m.mesh[m.axis] == mesh.size)

@@ -37,7 +37,7 @@ class Chains:
         self._build.graph.inputs.append(self._one)
 
     def program(self) -> LocalProgram:
-        """What has been added. It is fed a 1 for each rank."""
+        """Return the program of the chains that were added; it is fed a 1 for each rank."""
         mesh = self._mesh
         fed = (Shard(0),) * mesh.num_axes
         return LocalProgram(self._build.graph, mesh, [(mesh.size,)], [fed], [], {})
@@ -166,8 +166,11 @@ def collective(kind: str, mesh: Mesh, axes: tuple[int, ...]) -> Emit:
 
 
 def after_product(emit: Emit | None = None) -> Emit:
-    """What a step does before a collective: a product of the last two operands, and something of
-    the first, which `emit` is then given; None: nothing follows."""
+    """Return an emitter of a product and of the collective after it, as in a step.
+
+    The product is that of the last two operands. The first operand then goes to `emit`; None:
+    nothing follows.
+    """
 
     def both(build: GraphBuilder, operands: Sequence[Tensor], after: Sequence[Op]) -> Op:
         x, *factors = operands
@@ -179,7 +182,10 @@ def after_product(emit: Emit | None = None) -> Emit:
 
 
 def transfer(rings: Groups) -> Emit:
-    """What a rank sends to the next of its ring, as the one before sends it; each is in one."""
+    """Return an emitter of transfers: each rank sends to the next of its ring, all at once.
+
+    Every rank is in one ring.
+    """
     following = {a: b for ring in rings for a, b in zip(ring, [*ring[1:], ring[0]], strict=True)}
     before = {b: a for a, b in following.items()}
     ranks = range(len(following))

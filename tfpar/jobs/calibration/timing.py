@@ -1,4 +1,4 @@
-"""How long programs take, agreed upon by all ranks."""
+"""Times of programs, agreed upon by all ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Chain = Callable[[int], LocalProgram]
 
 
 class TimedRunner(Protocol):
-    """Runs something so many times, on all ranks at once, and gives the seconds."""
+    """Runner of a program: runs it so many times, on all ranks at once, and returns the seconds."""
 
     def __call__(self, calls: int = 1, /) -> float: ...
 
@@ -39,7 +39,7 @@ _FEWEST, _MOST = 3, 15  # runs
 
 
 class Timer:
-    """Times programs on all ranks at once; whatever it tells, it tells on every rank.
+    """Timer of programs on all ranks at once; its results are equal on every rank.
 
     Args:
         ranks: that run the programs.
@@ -107,7 +107,12 @@ class Timer:
     def _link_s(
         self, short: Sequence[float], long: Sequence[float], links: int, calls: int
     ) -> float:
-        """Of runs of `links` links in so many calls, and of runs of twice as many."""
+        """Return the seconds of a link of a chain.
+
+        Args:
+            short: seconds of runs of `links` links in so many calls.
+            long: seconds of runs of twice as many.
+        """
         longer, shorter = _typical(long), _typical(short)
         # Noise may have made the shorter one last longer: then what is known is a bound.
         whole = max(longer - calls * self.step_s, 1e-9)
@@ -126,12 +131,12 @@ class Timer:
         return [max(_typical(times) - self.step_s, 1e-9) for times in told]
 
     def _once(self, run: TimedRunner) -> list[float]:
-        """What a run takes, on each rank, beyond what any costs."""
+        """Time a run roughly on each rank, less the overhead of any step."""
         told = self._told([run() for _ in range(2)])
         return [max(min(times) - self.step_s, 1e-6) for times in told]
 
     def _runner(self, make: Callable[[], LocalProgram]) -> TimedRunner:
-        """Runs a program, which has been run once already, so many times, and gives the seconds.
+        """Link a program and run it once; returns a runner that times so many runs of it.
 
         Args:
             make: makes it, anew for each group of ranks.
@@ -156,7 +161,7 @@ class Timer:
 
     @contextlib.contextmanager
     def _together(self) -> Iterator[None]:
-        """All ranks begin now."""
+        """Begin a block on all ranks at once."""
         world = self._ranks.world
         if world is None:
             yield
@@ -170,7 +175,7 @@ class Timer:
         return [max(times) for times in zip(*self._told(seconds), strict=True)]
 
     def _told(self, seconds: list[float]) -> list[list[float]]:
-        """Each rank's figures; ranks of one process have the same."""
+        """Return each rank's figures; ranks of one process have the same."""
         world = self._ranks.world
         if world is None:
             return [seconds] * len(self._ranks.devices)

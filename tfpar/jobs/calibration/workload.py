@@ -1,4 +1,4 @@
-"""What is asked of a calibration: on which machines, and what is run there."""
+"""Workload of a calibration: the machines, and the sizes of what is run on them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ALIKE = 1.2
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """What is run.
+    """Sizes of the ops and collectives that a calibration runs.
 
     Attributes:
         sides: rows, depth and columns of matrix products.
@@ -66,7 +66,7 @@ ON_GPU = Sizes(
 
 @dataclasses.dataclass(frozen=True)
 class MachineInfo:
-    """What is known of the machines without measuring.
+    """Facts of the machines that are known without measuring.
 
     Attributes:
         nodes: how many.

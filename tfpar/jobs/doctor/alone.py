@@ -7,7 +7,7 @@ from tfpar.jobs.doctor.training import check_training
 
 
 def main() -> None:
-    """Raises whatever goes wrong."""
+    """Train a tiny model by two ranks in this process; raises whatever goes wrong."""
     first, *_, last = check_training(tap.split([2]))
     print(f"two ranks in one process train as one device does (loss {first:.3f}, {last:.3f})")
 

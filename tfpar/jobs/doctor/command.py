@@ -18,7 +18,7 @@ _END_S = 15.0  # for a launcher to end its ranks
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CommandResult:
-    """How a command ended.
+    """Outcome of a command: its exit code and output, or why it has no code.
 
     Attributes:
         code: for the shell, negative for a signal; None if it did not end in time or cannot be

@@ -1,4 +1,4 @@
-"""What is looked at, in which order: later things depend on how earlier ones were found."""
+"""Checks of the doctor in order: later ones depend on the findings of earlier ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One thing that was looked at, and how it was found."""
+"""Findings of the doctor: the result of each check, and how to repair what it found."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Status(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finding:
-    """How a thing was found.
+    """Result of one check.
 
     Attributes:
         name: of the thing.
@@ -34,22 +34,22 @@ class Finding:
 
 
 def ok(name: str, found: str) -> Finding:
-    """Nothing to do."""
+    """Return a finding with which all is well."""
     return Finding(name, Status.OK, found)
 
 
 def warning(name: str, found: str, mend: str) -> Finding:
-    """Something that can be done without."""
+    """Return a finding that training can do without."""
     return Finding(name, Status.WARNING, found, mend)
 
 
 def missing(name: str, found: str, mend: str) -> Finding:
-    """Something without which nothing trains."""
+    """Return a finding without which nothing trains."""
     return Finding(name, Status.MISSING, found, mend)
 
 
 def look(name: str, check: Callable[[], Finding | None]) -> Finding | None:
-    """What the check finds; an error of its own is a finding too, for others may still be made."""
+    """Run a check; an error that it raises is a finding too, and the other checks go on."""
     try:
         return check()
     except TfparError as error:

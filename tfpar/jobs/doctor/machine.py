@@ -52,7 +52,7 @@ def check_cpu() -> Finding:
 
 
 def check_network() -> Finding:
-    """What ranks talk over on this machine, and to the others of a job."""
+    """Find the network interfaces for ranks of this machine, and to other machines of a job."""
     here = find_network(["localhost"], None)
     others = [host.name for host in find_hosts(RunOptions(command=("true",)), os.environ)]
     others = [name for name in others if not is_local(name)]
@@ -67,7 +67,7 @@ def check_network() -> Finding:
 
 
 def check_job() -> Finding:
-    """What tfpar takes this process for."""
+    """Find whether tfpar takes this process for a rank of a job, and of which."""
     try:
         job = Job.of(os.environ)
     except TfparError as error:

@@ -20,7 +20,7 @@ _LIMIT_S = 180.0
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """What TensorFlow and Keras say of themselves once they are loaded.
+    """Versions and devices that TensorFlow and Keras report once they are loaded.
 
     Attributes:
         tensorflow, keras: versions; empty where `error` says why not.

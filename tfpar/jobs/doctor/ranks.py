@@ -21,7 +21,10 @@ _ROUNDS = 3
 
 
 def main() -> None:
-    """Raises whatever goes wrong; the first rank prints what was done."""
+    """Check collectives and a training on this rank; raises whatever goes wrong.
+
+    The first rank prints what was done.
+    """
     world = this_world()
     if world is None:
         raise TfparError("This is for ranks: tfpar run -np 2 python -m tfpar.jobs.doctor.ranks")

@@ -89,7 +89,7 @@ def check_horovod(probe: Probe) -> Finding:
 
 
 def check_build_tools(horovod_found: Finding) -> Finding | None:
-    """What builds Horovod; None where it need not be built."""
+    """Check the tools that build Horovod; None where it need not be built."""
     if not horovod_found.mend:
         return None
     mpi, nccl = toolchain.has_mpi(), toolchain.has_nccl()
@@ -117,7 +117,7 @@ def check_mpi() -> Finding:
 
 
 def check_ssh() -> Finding:
-    """What starts ranks on other machines."""
+    """Check ssh, which starts ranks on other machines."""
     if shutil.which("ssh") is None:
         mend = "Only for ranks on other machines (Debian, Ubuntu): apt-get install openssh-client"
         return warning("ssh", "not on PATH", mend)
@@ -153,7 +153,10 @@ def _in_range(name: str, version: str, more: str = "") -> Finding:
 
 
 def _requirement(package: str) -> str:
-    """What tfpar requires of a package, as `keras>=3.8`; its name alone if tfpar is not installed.
+    """Return tfpar's requirement of a package, as `keras>=3.8`.
+
+    The installed tfpar declares it, so that pyproject.toml is its only place; the package's name
+    alone if tfpar is not installed.
 
     The installed tfpar says it, so that pyproject.toml is its only place.
     """

@@ -1,4 +1,4 @@
-"""What works: a tiny model is trained, by two ranks in one process and by two processes."""
+"""Trial trainings of a tiny model: by two ranks in one process, and by two processes."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def over(backend: str) -> str:
 
 
 def try_one_process() -> Finding:
-    """Two ranks in one process."""
+    """Train by two ranks in one process."""
     command = [sys.executable, "-m", "tfpar.jobs.doctor.alone"]
     return _tried(ONE_PROCESS, command, Status.MISSING, {})
 
 
 def try_processes(backend: str, probe: Probe, *, default: bool) -> Finding:
-    """Two processes on this machine, over one backend.
+    """Train by two processes on this machine, over one backend.
 
     Args:
         default: `tfpar run` takes this backend unless it is told another one.

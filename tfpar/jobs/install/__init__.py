@@ -1,1 +1,1 @@
-"""Builds and installs what no package registry has ready: Horovod for the TensorFlow found here."""
+"""Installation of Horovod, built for the TensorFlow found here: no registry has it ready."""

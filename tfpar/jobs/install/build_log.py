@@ -27,11 +27,11 @@ _NUM_LINES = 3
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BuildLog:
-    """Runs commands one after another until `deadline` (of `time.monotonic()`).
+    """Log of a build, whose commands run one by one until `deadline` (of `time.monotonic()`).
 
     Attributes:
         path: of the file.
-        tell: is told what is done, as each command begins.
+        tell: reports progress: what is done, as each command begins.
     """
 
     path: Path

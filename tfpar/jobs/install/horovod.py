@@ -99,7 +99,7 @@ def build_wheel(
         cache: the folder for wheels (default: $TFPAR_CACHE, or ~/.cache/tfpar).
         limit_s: seconds for the build, and for another process that builds the same.
         say: told, before a build, what takes so long.
-        tell: told what is done next, for whoever waits.
+        tell: reports progress: what is done next, for whoever waits.
 
     Raises:
         TfparError: a tool is missing, or download or build failed; with the path of the log.

@@ -1,4 +1,4 @@
-"""What is changed in Horovod's sources before they are compiled.
+"""Patches to Horovod's sources, applied before they are compiled.
 
 Its last release was written for TensorFlow 2.12 and Python 3.11; each patch names one line of
 those sources and what stands in its place.

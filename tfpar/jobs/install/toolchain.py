@@ -1,4 +1,4 @@
-"""What compiles Horovod: tools on PATH, and the environment variables that its build reads."""
+"""Toolchain that compiles Horovod: tools on PATH, and environment variables of its build."""
 
 from __future__ import annotations
 

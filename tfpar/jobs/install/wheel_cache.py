@@ -21,7 +21,7 @@ _POLL_S = 0.2
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WheelKey:
-    """All that a wheel depends on: versions, the interpreter's tag and platform, and options."""
+    """Key of a wheel: versions, the interpreter's tag and platform, and build options."""
 
     horovod: str
     patch: str
@@ -64,7 +64,7 @@ class WheelFolder:
 
     @property
     def log(self) -> Path:
-        """What the last build printed."""
+        """Path of the last build's output."""
         return self.path / "build.log"
 
     def wheel(self) -> Path | None:

@@ -32,6 +32,6 @@ def step_of(activity: str) -> tuple[str, int] | None:
 
 
 def describe_activity(activity: str) -> str:
-    """With the method of the model that does it, where that has another name."""
+    """Add to an activity the model's method that does it, where that has another name."""
     call = next((call for name, call in _CALLS.items() if name in activity), None)
     return activity if call is None else f"{activity} of `{call}`"

@@ -1,4 +1,4 @@
-"""The rank's side of supervision: tells the launcher what this rank is at, and ends what hangs.
+"""The rank's side of supervision: reports its activity to the launcher, and ends what hangs.
 
 A thread of its own sends the latest activity, so that announcing one costs a rank next to
 nothing. The same thread is the watchdog: it works without a launcher too.
@@ -35,7 +35,7 @@ _LONGEST_TEXT = 4000  # characters of an activity or a message
 
 
 class TaskProgress(NamedTuple):
-    """How far a rank has got within a step of a pipeline.
+    """Progress of a rank within a step of a pipeline.
 
     Attributes:
         task: as schedules write it: `1B3`.
@@ -58,7 +58,7 @@ class TaskProgress(NamedTuple):
 
 
 class _Now(NamedTuple):
-    """What this rank does.
+    """Current activity of this rank.
 
     Attributes:
         since: when it began, `time.monotonic()`.
@@ -82,7 +82,7 @@ class _Now(NamedTuple):
 
 
 class Beacon:
-    """What this rank tells, and its watchdog.
+    """Reporter of this rank's state to the launcher, and its watchdog.
 
     Use `connect` (under `tfpar run`) or `alone`; the constructor starts the thread.
 
@@ -132,17 +132,17 @@ class Beacon:
 
     @classmethod
     def alone(cls, rank: int, environ: Mapping[str, str]) -> Beacon:
-        """Only the watchdog, as ranks have it that something else has started."""
+        """Make a beacon without a launcher: only the watchdog."""
         return cls(rank, *_limits(environ), None)
 
     @property
     def timeout_s(self) -> float:
-        """How long a bounded activity may last, seconds."""
+        """Seconds that a bounded activity may last."""
         return self._timeout_s
 
     @property
     def progress(self) -> float:
-        """When the present activity began, `time.monotonic()`; another one, another number."""
+        """Start of the present activity, `time.monotonic()`; it differs for each activity."""
         return self._now.since
 
     def at(
@@ -152,7 +152,7 @@ class Beacon:
         within: Callable[[], TaskProgress | None] | None = None,
         hint: str = "",
     ) -> None:
-        """This rank now does `activity`; a bounded one has to end within the timeout.
+        """Begin `activity` on this rank; a bounded one has to end within the timeout.
 
         Each call counts as progress, even if it says the same again.
 
@@ -163,15 +163,15 @@ class Beacon:
         self._now = _Now(activity, bounded, time.monotonic(), within, hint)
 
     def runs(self, stages: tuple[int, ...]) -> None:
-        """This rank runs these stages of a pipeline in what it does next; none without one."""
+        """Set the stages of a pipeline that this rank runs next; none without a pipeline."""
         self._stages = stages
 
     def took(self, steps: int) -> None:
-        """This rank has taken so many steps."""
+        """Set the number of steps that this rank has taken."""
         self._steps = steps
 
     def needs_multiples_of(self, num_ranks: int) -> None:
-        """A part of this rank's program runs on so many equal sets of ranks, as a pipeline's."""
+        """Report that a part of this rank's program runs on so many actors, as a pipeline does."""
         self._rank_multiple = math.lcm(self._rank_multiple, num_ranks)
         self._send({"say": "multiple", "ranks": self._rank_multiple})
 
@@ -201,7 +201,7 @@ class Beacon:
         self._send({"say": "done"})
 
     def close(self) -> None:
-        """This rank ends in good order; nothing is watched from here on."""
+        """End in good order; nothing is watched from here on."""
         if self._closed.is_set() or os.getpid() != self._process:  # a forked child is no rank
             return
         self._closed.set()

@@ -1,4 +1,6 @@
-"""Which rank ended a job, by what is known of all of them: no clocks, no processes, no text.
+"""Blame for a job's end: finds the rank that caused it, from the status of all ranks alone.
+
+This needs no clocks, no processes and no text.
 
 The culprit is the rank that failed first by itself. A rank that failed because another had ended
 is none, and neither is one that waited in vain: then it is the rank that did not come along.
@@ -22,7 +24,7 @@ _SILENT_S = 4.0  # of a rank that gives a sign of life every second
 
 
 class Cause(enum.Enum):
-    """Why a rank is blamed."""
+    """Reason for which a rank is blamed."""
 
     KILLED = "killed by a signal"
     EXITED = "ended with an exit code"
@@ -51,11 +53,11 @@ _LOSSES = {
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
-    """What is known of one rank.
+    """Status of one rank, as far as the launcher knows it.
 
     Attributes:
         exit: None while it runs.
-        stopped: the launcher had told it to end before it did.
+        stopped: the launcher had asked it to end before it did.
         signs: None if it has never reported.
     """
 
@@ -83,7 +85,7 @@ class RankStatus:
 
     @property
     def done_at(self) -> float | None:
-        """When its program came to its end by itself; it then waits for the others' and exits."""
+        """Time at which its program came to its end by itself; it then waits for the others."""
         if self.exit is not None and self.exit.code == 0:
             return self.exit.at
         return self.signs.done_at if self.signs is not None else None
@@ -91,7 +93,7 @@ class RankStatus:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long, in seconds, is too long."""
+    """Time limits, in seconds, beyond which a rank counts as hung or lost."""
 
     timeout_s: float
     start_timeout_s: float
@@ -129,7 +131,7 @@ class Blame:
 
     @property
     def exit_code(self) -> int:
-        """What a shell gets for it."""
+        """Exit code of the launcher for this cause."""
         ended = self.record.exit if not self.record.stopped else None
         if self.cause is Cause.KILLED and self.record.signal is not None:
             return 128 + self.record.signal
@@ -139,7 +141,7 @@ class Blame:
 
 
 def must_end(records: Sequence[RankStatus], limits: Limits, now: float) -> bool:
-    """Whether the job has to end: not for an exception that is told of, which may be caught."""
+    """Whether the job has to end: not for a reported exception, which may be caught."""
     return any(
         (r.exit is not None and r.exit.code != 0 and not r.stopped)
         or (r.signs is not None and r.signs.hung_after is not None)
@@ -194,7 +196,7 @@ def _own_failure(
 def _cut_off(
     record: RankStatus, records: Sequence[RankStatus], limits: Limits, now: float
 ) -> Cause | None:
-    """Why a rank that should be there cannot be heard."""
+    """Find the cause for which a rank that should be there cannot be heard."""
     signs = record.signs
     if record.exit is not None:
         return None
@@ -208,7 +210,7 @@ def _cut_off(
 
 
 def _stuck(records: Sequence[RankStatus], limits: Limits, now: float) -> list[Blame]:
-    """Some have ended well, and the others have neither ended nor got on for too long."""
+    """Blame ranks where some have ended well, and the others got no further for too long."""
     ended = [r for r in records if r.ended_well]
     running = [r for r in records if r.exit is None]
     if not ended or not running:
@@ -222,8 +224,10 @@ def _stuck(records: Sequence[RankStatus], limits: Limits, now: float) -> list[Bl
 
 
 def _parted(records: Sequence[RankStatus]) -> list[Blame]:
-    """Those that others wait for in a step, while they wait for the others in something else that
-    comes after as many steps."""
+    """Blame ranks that others wait for in a step, while they wait for the others elsewhere.
+
+    They are in something else that comes after as many steps.
+    """
     known = [
         (record, record.signs)
         for record in records
@@ -269,12 +273,12 @@ def _behind(records: Sequence[RankStatus], now: float) -> list[RankStatus]:
 
 
 def _order_of(known: Sequence[RankStatus]) -> Callable[[RankStatus], tuple[bool, float]]:
-    """With no majority: first those that wait for no other rank, then those at it for longest."""
+    """Return a sort key without a majority: first those that wait for no rank, then by time."""
     return lambda r: (bool(r.signs and r.signs.bounded), _since(r))
 
 
 def _told_of(record: RankStatus, kind: str) -> bool:
-    """Whether it told of such an exception, and has not gone on after it."""
+    """Whether it reported such an exception, and has not gone on after it."""
     signs = record.signs
     if signs is None or signs.failure is None or signs.failure.kind != kind:
         return False

@@ -1,5 +1,8 @@
-"""Bounds what strangers can take of a server: of those who have not shown who they are, only the
-newest stay connected, however many come and whatever they do not say."""
+"""Server that bounds the connections of strangers.
+
+Of those who have not shown who they are, only the newest stay connected, however many come and
+whatever they do not say.
+"""
 
 from __future__ import annotations
 

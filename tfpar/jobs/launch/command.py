@@ -33,12 +33,15 @@ _WAIT_FOR = 'trap : HUP INT TERM; "$@"; exit $?'
 
 
 def local_command(command: Sequence[str], grace_s: float) -> list[str]:
-    """Runs `command` here, as the leader of the process group that it is started in."""
+    """Return the command line that runs `command` here, as the leader of its process group."""
     return ["/bin/sh", "-c", _watch(grace_s) + _BECOME, "sh", *command]
 
 
 def ssh_command(host: str, command: Sequence[str], folder: str, options: RunOptions) -> list[str]:
-    """Runs `command` on `host` in `folder`; the first line on its stdin is `exporting(...)`."""
+    """Return the command line that runs `command` on `host` in `folder`.
+
+    The first line on its stdin is `exporting(...)`.
+    """
     script = _TAKE_VARIABLES + _watch(options.grace_s) + _WAIT_FOR
     there = shlex.join(["sh", "-c", script, "sh", *command])
     return [

@@ -1,4 +1,4 @@
-"""A run: attempts at its job, each with the slots that the ones before have left."""
+"""Elastic run of a job: attempts, each with the slots that earlier attempts have left."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _run_attempts(
 
 
 def required_multiple(records: Iterable[RankStatus]) -> int | None:
-    """Of how many ranks the program needs a multiple; None if no rank came to tell."""
+    """Return the number of which the program's ranks have to be a multiple; None if unknown."""
     told = [r.signs.rank_multiple for r in records if r.signs is not None]
     known = [multiple for multiple in told if multiple is not None]
     return math.lcm(*known) if known else None

@@ -1,4 +1,4 @@
-"""What a rank is told through its environment: names, which both sides use, and values."""
+"""Environment variables of ranks: their names, used by launcher and ranks, and their values."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _EXPORTED = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where ranks over Gloo find each other: a server that answers those who know a secret.
+    """Address and secret of the server at which ranks over Gloo find each other.
 
     Attributes:
         secret: the first part of every path; letters and digits, and dashes.
@@ -60,7 +60,7 @@ class Rendezvous:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What Horovod is told of it.
+        """Environment variables that give Horovod the address.
 
         Horovod's clients in C++ ask for `http://ADDRESS:PORT/scope/key`, and know of no secret: it
         is put behind an address that has the port already.
@@ -77,7 +77,7 @@ class Rendezvous:
 
 @dataclass(frozen=True, slots=True)
 class AttemptEnvironment:
-    """What all ranks of one attempt are told alike.
+    """Environment that all ranks of one attempt have in common.
 
     Attributes:
         backend: only if the user named one.
@@ -118,7 +118,7 @@ def rank_environment(
 
 
 def job_environment(base: Mapping[str, str], shared: AttemptEnvironment) -> dict[str, str]:
-    """What does not depend on the rank; values of the user's win over defaults of libraries."""
+    """Return the variables that all ranks share; the user's override defaults of libraries."""
     told = {
         TIMEOUT: f"{shared.timeout_s:g}",
         GRACE: f"{shared.grace_s:g}",

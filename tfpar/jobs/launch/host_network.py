@@ -1,4 +1,4 @@
-"""Which machine is this one, and over which interface ranks talk.
+"""Addresses of this machine, and the network interface over which ranks communicate.
 
 On this machine alone that is the loopback: it is much faster than a network card, and needs none.
 """
@@ -34,7 +34,7 @@ class HostNetwork:
 
 
 def find_network(hosts: Iterable[str], interface: str | None) -> HostNetwork:
-    """How ranks on `hosts` reach this machine and each other.
+    """Find the interface and address by which ranks on `hosts` reach this machine and each other.
 
     `interface` overrides what is found. A host's own interfaces cannot be seen from here: hosts
     are taken to name them alike.

@@ -32,7 +32,7 @@ _SETTLE_S, _LONG_SETTLE_S = 0.5, 2.0
 
 @dataclass(frozen=True, slots=True)
 class AttemptResult:
-    """How an attempt ended.
+    """Result of an attempt to run the job.
 
     Attributes:
         code: for the shell.

@@ -100,7 +100,7 @@ def _pass_on(
 
 
 def _report(options: RunOptions, slots: Sequence[Slot], supervisor: Supervisor, code: int) -> None:
-    """mpirun knows which process ended first; the ranks have told what they were at."""
+    """mpirun knows which process ended first; the ranks have reported what they were at."""
     say(f"mpirun ended with exit code {code}.")
     signs, now = supervisor.signs(), time.monotonic()
     # Which of them mpirun has ended is not known here.

@@ -1,4 +1,4 @@
-"""What a run is asked for: the options of `tfpar run`, checked."""
+"""Options of `tfpar run`, checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks print: whole lines, each with its rank in front, and one file a rank and stream."""
+"""Output of ranks: lines labelled with their rank, and a file for each rank and stream."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _START_UP = re.compile(
 
 
 class LineSplitter:
-    """Cuts a stream of bytes at line feeds and carriage returns (progress bars)."""
+    """Splitter of a stream of bytes at line feeds and carriage returns (progress bars)."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -47,7 +47,7 @@ class LineSplitter:
 
 
 class Output:
-    """Where the lines of all ranks of one attempt go.
+    """Writer of the lines of all ranks of one attempt.
 
     Raises:
         TfparError: the folder for the files cannot be made.

@@ -23,7 +23,7 @@ _KILL_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a process ended: `code` below 0 is a signal; `at` is `time.monotonic()`."""
+    """End of a process: `code` below 0 is a signal; `at` is `time.monotonic()`."""
 
     code: int
     at: float

@@ -1,4 +1,4 @@
-"""What is said of a job that failed: who, why, and where all ranks were."""
+"""Report on a job that failed: the rank to blame, its cause, and the activities of all ranks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def report(blamed: Sequence[Blame], records: Sequence[RankStatus], now: float) -
 
 
 def _advice(blamed: Sequence[Blame], records: Sequence[RankStatus]) -> list[str]:
-    """What to look at where ranks wait for each other in different places."""
+    """Suggest what to look at where ranks wait for each other in different places."""
     cause, culprits = blamed[0].cause, [b.record.rank for b in blamed]
     others = [r for r in records if r.rank not in culprits and r.signs is not None]
     if cause not in (Cause.FEWER_BATCHES, Cause.ELSEWHERE) or not others:
@@ -55,7 +55,7 @@ def _advice(blamed: Sequence[Blame], records: Sequence[RankStatus]) -> list[str]
 
 
 def table(records: Sequence[RankStatus], now: float) -> str:
-    """What each rank was at, since when, and how it ended."""
+    """Format a table of all ranks: activity, its duration, and how the rank ended."""
     rows = _columns([_HEADERS, *(_row(record, now) for record in records)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows)

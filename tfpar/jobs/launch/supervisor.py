@@ -1,4 +1,4 @@
-"""The launcher's ear: a small TCP server that every rank reports to, in lines of JSON.
+"""Supervisor of ranks: a small TCP server in the launcher, to which ranks report as JSON lines.
 
 A rank says `hello` with the job's token and its rank, then what it is doing whenever that has
 changed, and a sign of life in between. Whoever has not the token is refused, and keeps nobody else
@@ -28,7 +28,7 @@ _LONGEST = 1 << 16  # bytes of any other line
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception that a rank told of: its own (`error`), or one that another's end caused."""
+    """Exception that a rank reported: its own (`error`), or one that another's end caused."""
 
     kind: str
     message: str
@@ -37,7 +37,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """What a rank last told. All times are this process's `time.monotonic()`.
+    """Signs of life of a rank: its last report. All times are this process's `time.monotonic()`.
 
     Attributes:
         since: when the activity began.
@@ -92,7 +92,7 @@ class Supervisor:
         self._thread.start()
 
     def signs(self) -> dict[int, Signs]:
-        """What is known of each rank that has connected."""
+        """Return the signs of life of each rank that has connected."""
         with self._lock:
             return dict(self._signs)
 

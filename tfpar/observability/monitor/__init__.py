@@ -1,4 +1,4 @@
-"""Watches a training: what a step takes, against what its plan promised.
+"""Monitoring of a training: measured times of steps against the plan's prediction.
 
 `observability.monitor.callback` is `tap.Monitor`, `observability.monitor.monitored_model` a model
 as it sees it. `observability.monitor.meter` times steps, `observability.monitor.figures` says what

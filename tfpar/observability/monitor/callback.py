@@ -24,7 +24,7 @@ ENOUGH_STEPS = 20
 
 
 class Monitor(keras.callbacks.Callback):
-    """Says what training steps take, and how far that is from what the plan promised.
+    """Callback that reports the times of training steps, and how far they are from the prediction.
 
         model.fit(dataset, epochs=10, callbacks=[tap.Monitor("runs/1")])
 
@@ -57,7 +57,7 @@ class Monitor(keras.callbacks.Callback):
         folder: of the files; the first rank writes them. None: no files.
         every: steps from one report to the next.
         compare: whether ranks compare what they hold in common.
-        replan: plan the model anew at the end of an epoch, once 20 steps have been timed, for
+        replan: plan the model again at the end of an epoch, once 20 steps have been timed, for
             machines that are as was measured, and take the new plan if it is predicted to save more
             than this part of a step. Training goes on with the same numbers. None: keep the plan.
 

@@ -1,4 +1,4 @@
-"""A cluster whose figures are what a training measured."""
+"""Correction of a cluster's figures by what a training measured."""
 
 from __future__ import annotations
 
@@ -59,7 +59,10 @@ def correct_cluster(cluster: Cluster, found: Sequence[MeasuredCollective], work:
 
 
 def _pace(one: MeasuredCollective, cluster: Cluster) -> LinkSlowdown:
-    """How a collective compares with the algorithm that is described to be fastest for much."""
+    """Return the slowdown of a measured collective against the described algorithm.
+
+    Of several algorithms it is the one that is fastest for large payloads.
+    """
     described = lines(one.kind, (one.axis,), Mesh.of(one.mesh), cluster)
     start_s, per_byte_s = min(described, key=lambda line: line[1])
     start = max(one.startup_s / start_s, _LEAST) if start_s else 1.0
@@ -67,7 +70,7 @@ def _pace(one: MeasuredCollective, cluster: Cluster) -> LinkSlowdown:
 
 
 def _mean(paces: Sequence[LinkSlowdown]) -> LinkSlowdown:
-    """Of what was found of links of a kind; if that is nothing, they are as described."""
+    """Average the slowdowns of links of a type; without any, links are as described."""
     if not paces:
         return AS_DESCRIBED
     start, byte = (statistics.geometric_mean(some) for some in zip(*paces, strict=True))

@@ -1,5 +1,4 @@
-"""What a plan expects of the collectives of a step, kind by kind, and what comes of it if they take
-longer."""
+"""Predicted time of a step's collectives by kind, and of the step if they take longer."""
 
 from __future__ import annotations
 
@@ -18,14 +17,14 @@ Kind = tuple[str, tuple[int, ...]]
 
 
 def machines_of(plan: Plan) -> Cluster:
-    """Those of a priced plan, in the order in which stages have them."""
+    """Return the cluster of a priced plan, in the order in which stages have its machines."""
     assert plan.cluster is not None, "a plan that was priced"
     return plan.cluster if plan.stages is None else plan.stages.placed(plan.cluster)
 
 
 @dataclasses.dataclass(frozen=True)
 class ExpectedCollectives:
-    """What the collectives of a step are predicted to take, in seconds by kind.
+    """Predicted seconds of the collectives of a step, by kind.
 
     Attributes:
         waited_s: of those that ops wait for.
@@ -41,8 +40,11 @@ class ExpectedCollectives:
 
     @classmethod
     def of(cls, plan: Plan, executable: Executable) -> ExpectedCollectives:
-        """Of a step that runs by `plan`. What kinds take by themselves is brought in proportion to
-        what the plan expects of all, as some are packed, or overlap."""
+        """Predict the collectives of a step that runs by `plan`.
+
+        The times of single collectives are scaled to what the plan expects of all, as some are
+        packed or overlap.
+        """
         cost, machines = plan.cost, machines_of(plan)
         assert cost is not None, "a plan that was priced"
         partitioned = executable.partitioned
@@ -61,8 +63,11 @@ class ExpectedCollectives:
         )
 
     def seconds(self, ratios: Mapping[Kind, float]) -> dict[Kind, float]:
-        """How long a step waits for each kind, if collectives take so many times as long as
-        predicted; those that are not named take as long."""
+        """Return how long a step waits for each kind if collectives take longer than predicted.
+
+        Args:
+            ratios: measured over predicted time of each kind; 1 for kinds that are not named.
+        """
         waited = {kind: s * ratios.get(kind, 1.0) for kind, s in self.waited_s.items()}
         beside = {kind: s * ratios.get(kind, 1.0) for kind, s in self.beside_s.items()}
         together_s, predicted_s = sum(beside.values()), sum(self.beside_s.values())
@@ -76,11 +81,11 @@ class ExpectedCollectives:
 
 
 def work_s(cost: Cost) -> float:
-    """What a step is predicted to take beside waiting for collectives."""
+    """Return the predicted time of a step without the waits for collectives."""
     return cost.seconds - sum(cost.communication_s) + cost.hidden_s - cost.exposed_s
 
 
 def _scaled(seconds: Mapping[Kind, float], together_s: float) -> dict[Kind, float]:
-    """In the same proportions, with another sum."""
+    """Scale times to another sum, in the same proportions."""
     now_s = sum(seconds.values())
     return {kind: s * together_s / now_s for kind, s in seconds.items()} if now_s else {}

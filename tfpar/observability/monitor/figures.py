@@ -1,4 +1,4 @@
-"""What measured steps mean: samples and FLOPs a second, and how far the prediction was off."""
+"""Figures of measured steps: samples and FLOPs a second, and the error of the prediction."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEVICE_PEAK, PROCESS_PEAK = "device_peak_mb", "process_peak_mb"
 
 @dataclasses.dataclass(frozen=True)
 class StepVolume:
-    """What a step does, whatever it takes.
+    """Volume of a step, independent of its time: samples, FLOPs, bytes moved.
 
     Attributes:
         samples: of the whole batch; None where no argument has a batch.
@@ -37,7 +37,7 @@ class StepVolume:
 
     @classmethod
     def of(cls, executable: Executable, plan: Plan) -> StepVolume:
-        """That of a compiled step that runs by `plan`."""
+        """Compute the volume of a compiled step that runs by `plan`."""
         partitioned, machines = executable.partitioned, plan.cluster
         ideal_s = None
         if machines is not None:
@@ -58,7 +58,7 @@ def _peak(machines: Cluster, dtype: str, num_ranks: int) -> float:
 
 
 class Times(NamedTuple):
-    """What a step took, in seconds; nan where none was timed.
+    """Measured times of a step, in seconds; nan where none was timed.
 
     Attributes:
         step_s: of all steps.
@@ -74,7 +74,7 @@ class Times(NamedTuple):
 def figures(
     times: Times, ran: Mapping[Any, int], works: Mapping[Any, StepVolume], plan: Plan | None
 ) -> dict[str, float]:
-    """By their names in Keras's logs; the same names whatever was timed.
+    """Compute figures by their names in Keras's logs; the names do not depend on the times.
 
     Args:
         times: as ranks agree on them.

@@ -1,4 +1,4 @@
-"""Where a monitor writes what it finds: lines of JSON, and scalars for TensorBoard."""
+"""Files of a monitor: lines of JSON, and scalars for TensorBoard."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class MonitorWriter:
         self._scalars.flush()
 
     def close(self) -> None:
-        """Nothing more is added."""
+        """Close the files: nothing more is added."""
         if self._scalars is not None:
             self._scalars.close()
 

@@ -1,4 +1,4 @@
-"""How long training steps take: real time, from the end of one to the end of the next."""
+"""Meter of training steps: real time, from the end of one to the end of the next."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Lap(NamedTuple):
 
 
 class Tally:
-    """What some calls took together.
+    """Sum over several calls of the train function.
 
     Attributes:
         seconds: of all of them.
@@ -53,7 +53,7 @@ class Tally:
 
     @property
     def steps(self) -> int:
-        """How many steps they were."""
+        """Number of steps that the calls ran."""
         return self.ran.total()
 
     @property
@@ -68,7 +68,7 @@ class Tally:
 
 
 class Meter:
-    """Times calls of the train function.
+    """Timer of the calls of the train function.
 
     Reading data and other callbacks count, as training waits for them. What comes between `stop`
     and the next `start` does not, nor a call that runs something for the first time (it was
@@ -90,7 +90,7 @@ class Meter:
             self._since = self._clock()
 
     def stop(self) -> None:
-        """What comes now is no training."""
+        """Stop timing: what follows is no training."""
         self._since = None
 
     def lap(self, ran: Sequence[Any], read_s: float = 0.0) -> Lap | None:

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class _Plain:
-    """What the steps of a model run of which tfpar knows nothing."""
+    """Stand-in for the compiled step of a model that is not parallel."""
 
 
 class MonitoredModel:
@@ -62,7 +62,7 @@ class MonitoredModel:
         return None if plan is None or plan.cost is None or plan.cluster is None else plan
 
     def first(self, what: str, make: Callable[[], T]) -> T | None:
-        """What the first rank makes, None on the others; an error of it is everyone's."""
+        """Make a value on the first rank; None on the others. All ranks raise its error."""
         world, made = self.world, []
         if world is None:
             job = joined_world()  # processes that train alike, each for itself
@@ -73,13 +73,15 @@ class MonitoredModel:
     # --- steps -------------------------------------------------------------------------
 
     def ran(self, steps: int) -> Sequence[Any]:
-        """What each step ran of the last call of the train function; of a model on one device
-        nothing is known but that there were so many."""
+        """Return what ran in each step of the last call of the train function.
+
+        Of a model on one device only the number of steps is known.
+        """
         return [self._plain] * steps if self.state is None else self.state.ran
 
     @property
     def read_s(self) -> float:
-        """How long that call waited for data; 0 where it is not known."""
+        """Seconds that the last call waited for data; 0 where it is not known."""
         return 0.0 if self.state is None else self.state.read_s
 
     def learn(self, ran: Sequence[Any]) -> None:
@@ -98,14 +100,13 @@ class MonitoredModel:
                 self._planned = one
 
     def agreed(self, tally: Tally) -> Times:
-        """What steps took on the slowest rank."""
+        """Return the times of steps on the slowest rank."""
         read_s = tally.read_s / tally.steps if tally.steps else math.nan
         own = tally.step_s, tally.step_s_of(self._planned), read_s
         return Times(*self._most("times of steps", own))
 
     def figures(self, tally: Tally) -> dict[str, float]:
-        """What steps took and did, by names in Keras's logs, and the memory of the rank that has
-        most."""
+        """Return figures of steps, with the largest memory of a rank, by names in Keras's logs."""
         state = self.state
         ranks = None if state is None else state.session.ranks
         devices = [] if ranks is None else [ranks.devices[rank] for rank in ranks.local]
@@ -166,7 +167,7 @@ class MonitoredModel:
         return verdict(plan.cost.seconds, times.planned_s, parts), parts
 
     def plan_anew(self, times: Times, gain: float) -> ReplanResult | None:
-        """Plan the model anew for its machines as they are, and take the plan if it gains enough.
+        """Replan the model for its machines as they are, and take the new plan if it gains enough.
 
         Args:
             times: of steps by the plan in force.

@@ -1,4 +1,4 @@
-"""Which part of a step takes longer than predicted: its collectives are timed, the rest is left.
+"""Comparison of a step's parts with the prediction: collectives are timed, the rest is left.
 
 What a step waits for data is known. The dearest kinds of its collectives run by themselves, on all
 ranks of the plan at once and through the backend of the training, at the size that they have in the
@@ -65,7 +65,7 @@ class TimedCollective(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """How many times as long as predicted it takes."""
+        """Measured over predicted time."""
         return self.measured_s / max(self.predicted_s, _LEAST_S)
 
 
@@ -82,11 +82,11 @@ class StepPart(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """How many times as long as predicted it takes."""
+        """Measured over predicted time."""
         return self.measured_s / max(self.predicted_s, _LEAST_S)
 
     def as_dict(self) -> dict[str, Any]:
-        """As a file has it, in milliseconds."""
+        """Return the part as files have it, in milliseconds."""
         return {
             "name": self.name,
             "predicted_ms": 1e3 * self.predicted_s,
@@ -172,8 +172,10 @@ def verdict(predicted_s: float, step_s: float, parts: Sequence[StepPart]) -> str
 
 
 def replanned_text(step_s: float, before_s: float, after_s: float, taken: bool) -> str:
-    """One line: what planning anew came to, for a step that takes `step_s`; predictions are those
-    for the machines as they were measured."""
+    """Format the result of replanning, in a line, for a step that takes `step_s`.
+
+    Predictions are those for the machines as they were measured.
+    """
     choice = "takes a new plan" if taken else "keeps its plan"
     before, after = format_seconds(before_s), format_seconds(after_s)
     return (
@@ -187,8 +189,7 @@ def _times(ratio: float) -> str:
 
 
 def _emitted(executable: Executable) -> Mapping[Kind, list[int]]:
-    """By kind and axes: the payloads of the collectives that the program holds, packed ones as
-    one."""
+    """Group the payloads of the program's collectives by kind and axes, packed ones as one."""
     found: dict[Kind, list[int]] = {}
     for kind, axes, num_bytes in _collectives(executable):
         found.setdefault((kind, axes), []).append(num_bytes)

@@ -1,4 +1,4 @@
-"""What a user is told once a plan is in force: one line."""
+"""Announcement of a plan that comes into force, in one line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class SearchSummary:
-    """How a plan was found.
+    """Summary of the search that found a plan.
 
     Attributes:
         seconds: that it took.

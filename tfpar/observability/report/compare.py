@@ -1,4 +1,4 @@
-"""Two plans beside each other: what a step takes and stores, and which layers lie otherwise."""
+"""Comparison of two plans: time and memory of a step, and layers that are placed differently."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Figure:
 
 @dataclasses.dataclass(frozen=True)
 class PlacementDiff:
-    """Layers that are alike and lie otherwise in the second plan.
+    """Equal layers that the second plan places differently.
 
     Attributes:
         name: of the layer, with `*` for numbers if they are several.
@@ -53,7 +53,7 @@ class PlacementDiff:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """What differs between two plans.
+    """Differences between two plans.
 
     Attributes:
         names: of the plans.
@@ -88,7 +88,7 @@ class Comparison:
         )
 
     def to_builtins(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the comparison as JSON has it."""
         return {"version": 1, **dataclasses.asdict(self)}
 
     def __str__(self) -> str:

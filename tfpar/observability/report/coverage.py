@@ -42,7 +42,7 @@ class OpCoverage:
 
 @dataclasses.dataclass(frozen=True)
 class Coverage:
-    """What has a rule and what runs replicated (inputs gathered, every rank computes).
+    """Coverage of ops by rules: the others run replicated (inputs gathered, every rank computes).
 
     Prints as a table: what lacks a rule first.
     """

@@ -1,4 +1,4 @@
-"""What a whole summary tells besides layers: variables, inputs, collectives, what is padded."""
+"""Tables of a full summary besides layers: variables, inputs, collectives, padding."""
 
 from __future__ import annotations
 

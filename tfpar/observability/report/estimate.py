@@ -1,4 +1,4 @@
-"""Will it fit, and how fast: what a plan is predicted to do, in a few lines."""
+"""Estimate of a plan in a few lines: whether it fits into memory, and how fast a step is."""
 
 from __future__ import annotations
 

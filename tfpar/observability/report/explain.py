@@ -1,4 +1,4 @@
-"""What a plan does with one variable or layer, as text."""
+"""Explanation, as text, of how a plan treats one variable or layer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tfpar.spec.quantities import format_bytes, format_seconds
 
 
 def explain(report: Report, name: str) -> str:
-    """Where variable `name` lies and why, who reads it, and which reshards that takes.
+    """Explain the placement of variable or layer `name`: why, its readers, and the reshards.
 
     Args:
         name: a variable's path, or an end of it that no other variable's path has; or a layer's.
@@ -48,7 +48,7 @@ def _as_json(found: Any) -> Any:
 
 
 def _find(report: Report, name: str) -> VariableSummary | LayerSummary:
-    """What is called so; errors as of `explain`."""
+    """Find the variable or layer of this name; errors as of `explain`."""
     variables = {variable.path: variable for variable in report.variables}
     layers = {layer.path: layer for layer in report.layers}
     if not _ending(name, variables) and (ending := _ending(name, layers)):
@@ -86,7 +86,7 @@ def _several(what: str, name: str, found: Sequence[str]) -> str:
 
 
 def _memory_moves(report: Report) -> list[str]:
-    """What was tried to make the plan fit into memory, in order."""
+    """Format what was tried to make the plan fit into memory, in order."""
     moves = [candidate for candidate in report.candidates if candidate.kind == "move"]
     lines = ["  Tried to make the plan fit into memory:"] if moves else []
     for move in moves:
@@ -133,7 +133,7 @@ def _variable(report: Report, variable: VariableSummary) -> str:
 
 
 def _stage(report: Report, variable: VariableSummary) -> list[str]:
-    """In which stage of a pipeline the variable lies."""
+    """Return the stage of a pipeline that owns the variable."""
     if report.pipeline is None or variable.stage is None:
         return []
     stages = report.pipeline.stages
@@ -142,7 +142,7 @@ def _stage(report: Report, variable: VariableSummary) -> list[str]:
 
 
 def _options(report: Report, variable: VariableSummary) -> list[str]:
-    """What else the planner priced for the variable, the runner-up first."""
+    """Format the other specs that the planner priced for the variable, the runner-up first."""
     if report.cost is None or not variable.options:
         return []
     best = report.cost.seconds

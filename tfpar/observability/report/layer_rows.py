@@ -18,7 +18,7 @@ MOST_TITLE = 32
 
 @dataclasses.dataclass
 class Row:
-    """Some layers as one row of a table.
+    """Row of a table that stands for one or more layers.
 
     Attributes:
         name: what they are called.
@@ -34,16 +34,16 @@ class Row:
 
     @property
     def seconds(self) -> float:
-        """That all of them take."""
+        """Seconds of all its layers."""
         return sum(layer.total_s for layer in self.layers)
 
     @property
     def memory_bytes(self) -> float:
-        """That all of them store."""
+        """Bytes of all its layers."""
         return sum(layer.memory.total for layer in self.layers)
 
     def key(self, sort: str | None) -> float:
-        """By which rows are sorted, the least first."""
+        """Return the key by which rows are sorted, the least first."""
         return -(self.memory_bytes if sort == "memory" else self.seconds if sort else 0.0)
 
     def cells(
@@ -114,7 +114,7 @@ def group_by_layer(collectives: Sequence[Collective]) -> dict[str, list[Collecti
 
 
 def every_layer(report: Report, sort: str | None) -> str:
-    """Every layer that has weights, and what lies between them as one row."""
+    """Format every layer that has weights, and the layers between them as one row."""
     rows = [Row(layer.path, layer.class_name, [layer]) for layer in report.layers if layer.weights]
     rows.sort(key=lambda row: row.key(sort))
     between = [layer for layer in report.layers if not layer.weights]

@@ -56,7 +56,7 @@ def _single(layer: LayerSummary) -> Row:
 
 
 def _block(layers: list[LayerSummary]) -> list[Row]:
-    """What a block comes to, then its members that have weights, then the others as one."""
+    """Make the rows of a block: its sum, its members that have weights, and the others as one."""
     repeat = layers[0].repeat
     assert repeat is not None
     members: dict[int, list[LayerSummary]] = {}
@@ -90,7 +90,7 @@ def _sorted(group: list[Row], sort: str | None) -> list[Row]:
 
 
 def _largest(rows: list[Row], count: int) -> list[Row]:
-    """Those that take most time, or store most, in their order; the others as one."""
+    """Keep the rows with most time or memory, in their order; the others become one."""
     kept = sorted(rows, key=lambda row: (-row.seconds, -row.memory_bytes))[: count - 1]
     shown = [row for row in rows if row in kept]
     others = [row for row in rows if row not in kept]
@@ -105,7 +105,7 @@ _numbers = re.compile(r"\d+")
 
 
 def folded_variables(report: Report) -> str:
-    """Variables with those together whose paths differ in numbers, and that lie alike."""
+    """Format the variables; those placed equally, whose paths differ in numbers only, as one."""
     alike: dict[tuple[object, ...], list[VariableSummary]] = {}
     for variable in report.variables:
         if variable.kind == "weight" or variable.spec is not None:

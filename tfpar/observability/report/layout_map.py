@@ -21,7 +21,7 @@ _A_DEVICE_MESH = "a keras.distribution.DeviceMesh with the axes of the plan"
 def layout_map(
     plan: Plan, partitioned: PartitionedGraph | None, device_mesh: Any = None
 ) -> keras.distribution.LayoutMap:
-    """What `Plan.to_layout_map` gives.
+    """Make the Keras layout map that `Plan.to_layout_map` returns.
 
     Raises:
         ArgumentError: `device_mesh` is none of the plan's mesh.

@@ -1,4 +1,4 @@
-"""Names that differ in one number, as one: what a model repeats is told once."""
+"""Grouping of names that differ in one number, so that repeated blocks are shown once."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def group_names(names: Iterable[str]) -> list[list[str]]:
 
 
 def _parts(name: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """What is no number in a name, and the numbers between, -1 where a part ends without one."""
+    """Split a name into texts and the numbers between; -1 where a part ends without one."""
     texts: list[str] = []
     numbers: list[int] = []
     for part in name.split("/"):

@@ -41,15 +41,17 @@ def batch_text(plan: Plan) -> str:
 
 
 def statistics_text(microbatches: int) -> str:
-    """That batch statistics are not those of the batch."""
+    """Say that batch statistics are those of microbatches, not of the batch."""
     return (
         f"batch statistics of each of {microbatches} microbatches (not of the batch: another model)"
     )
 
 
 def memory_limit(plan: Plan) -> float:
-    """What that rank may store whose memory `plan.cost` tells: of a pipeline, one of the stage that
-    holds most of what it may."""
+    """Return the memory limit of the rank whose memory `plan.cost` gives.
+
+    In a pipeline it is a rank of the stage that uses most of its limit.
+    """
     staged = None if plan.stages is None else plan.stages.cost
     known = None if staged is None else staged.stages[staged.fullest].limit_bytes
     if known is not None:

@@ -1,4 +1,4 @@
-"""What a search of pipelines has passed over, and why it lost, as text."""
+"""Rejected candidates of a pipeline search, and why they lost, as text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COLUMNS = (
 
 
 def rivals_table(candidates: Sequence[CandidateSummary]) -> str:
-    """What else was found, with its cost by part, and what would have to change for it to win.
+    """Format the rejected candidates: cost by part, and what would have to change for each to win.
 
     Collectives are what forward and backward pass and update wait for; gradients are what is not
     hidden of their sums, transfers what a rank waits for what other stages send, and the bubble
@@ -51,7 +51,7 @@ def _cells(candidate: CandidateSummary) -> list[str]:
 
 
 def explain_rejection(rival: RejectedCandidate, plan: Plan) -> str:
-    """Why a rival was not taken, and with what it would have been."""
+    """Explain why a candidate was rejected, and what would have to change for it to win."""
     assert plan.cost is not None
     if rival.cost is None:
         return rival.reason
@@ -77,7 +77,7 @@ def explain_rejection(rival: RejectedCandidate, plan: Plan) -> str:
 
 
 def _links(factor: float | None) -> str:
-    """What links would have to be, in two digits, rounded away from what they are."""
+    """Format the link speed at which a candidate wins, in two digits, rounded away from 1."""
     if factor is None:
         return ""
     times = max(factor, 1 / factor)

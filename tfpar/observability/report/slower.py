@@ -1,4 +1,4 @@
-"""Why a plan is in force that is predicted to be slower than one device."""
+"""Reason why a plan is in force that is predicted to be slower than one device."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ TELLABLE = 0.02
 def why_slower(
     seconds: float, one_device_s: float, *, ranks: int, fits: bool, is_constrained: bool
 ) -> str:
-    """Why a plan that takes `seconds` was taken, as the end of a sentence; empty if it is not
-    slower than one device.
+    """Explain why a plan that takes `seconds` was taken, as the end of a sentence.
+
+    It is empty if the plan is not slower than one device.
 
     Args:
         fits: one device has room for the step.

@@ -1,4 +1,4 @@
-"""The stages of a plan as tables: who runs them, what they take, what they hold and send."""
+"""Tables of a plan's stages: their ranks, times, memory and transfers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ MOST_STAGES = 8
 
 
 def stages_tables(pipeline: PipelineSummary, full: bool) -> Iterator[str]:
-    """Where each stage runs, what lies there, and what it takes; if not `full`, of the first ones,
-    and what lies there only where nothing else is known."""
+    """Yield tables of the stages: their ranks, their layers and their costs.
+
+    Without `full` only the first stages are shown, and their layers only where no cost is known.
+    """
     stages = [*enumerate(pipeline.stages)]
     shown = stages if full else stages[:MOST_STAGES]
     priced = pipeline.bubble is not None
@@ -78,7 +80,7 @@ def _cost_table(pipeline: PipelineSummary, stages: Sequence[tuple[int, Stage]], 
 
 
 def idle_ranks(stages: Sequence[Stage]) -> list[str]:
-    """That some ranks have next to no work, if so: who asked for them wants to know."""
+    """Say that some ranks have next to no work, if so: who asked for them wants to know."""
     found = sorted({rank for stage in stages if _is_idle(stage) for rank in stage.ranks})
     if not found:
         return []
@@ -98,7 +100,7 @@ def _is_idle(stage: Stage) -> bool:
 
 
 def _memory_text(stage: Stage, show_limit: bool) -> str:
-    """What a rank holds and, where that differs between stages, what it may."""
+    """Format the peak memory of a rank and, where it differs between stages, its limit."""
     held = format_bytes(stage.peak_bytes or 0.0)
     if not show_limit or stage.limit_bytes is None:
         return held

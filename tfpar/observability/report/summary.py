@@ -1,4 +1,4 @@
-"""What a plan does with the whole step, as text."""
+"""Summary of a plan for the whole step, as text."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ leave no room."""
 
 
 def summary(report: Report, full: bool = False, sort: str | None = None) -> str:
-    """What the plan is, what a step takes, and its layers; if not `full`, in `MOST_LINES`, however
-    many layers there are.
+    """Format a plan's headline, its predicted step and its layers.
+
+    Without `full` it takes at most `MOST_LINES`, however many layers there are.
 
     Args:
         full, sort: as of `Plan.summary`.
@@ -65,7 +66,7 @@ def headline(report: Report) -> str:
 
 
 def simpler_than(report: Report) -> list[str]:
-    """What the plan was preferred to, though that was predicted to be faster."""
+    """Explain that the plan was preferred to one that was predicted to be faster, if it was."""
     if report.facts.passed_over is None or report.cost is None:
         return []
     seconds, collectives = report.facts.passed_over
@@ -83,7 +84,7 @@ def count_text(collectives: int) -> str:
 
 
 def _prediction(report: Report) -> Iterator[str]:
-    """What the plan was found to cost, and what to beware of."""
+    """Yield the predicted cost of the plan, and its warnings."""
     cost, machines = report.cost, report.machines
     if cost is None or machines is None:
         yield from report.warnings
@@ -131,7 +132,7 @@ def _prediction(report: Report) -> Iterator[str]:
 
 
 def _host_memory(report: Report) -> Iterator[str]:
-    """What a rank has in the memory of its host, of what it may."""
+    """Yield a rank's use of host memory and its limit."""
     cost, machines = report.cost, report.machines
     assert cost is not None and machines is not None, "a plan that was priced"
     parts = {"slots": cost.host_slot_bytes, "activations": cost.host_activation_bytes}
@@ -154,7 +155,7 @@ def _baselines(candidates: Sequence[CandidateSummary]) -> Iterator[str]:
 
 
 def _tables(candidates: Sequence[CandidateSummary]) -> Iterator[str]:
-    """What else was found, and what was tried."""
+    """Yield tables of the rejected candidates and of the trials."""
     if any(candidate.kind == "pipeline" for candidate in candidates):
         yield rivals_table(candidates)
     trials = [candidate for candidate in candidates if candidate.kind == "trial"]
@@ -163,7 +164,7 @@ def _tables(candidates: Sequence[CandidateSummary]) -> Iterator[str]:
 
 
 def _kept_apart(report: Report) -> Iterator[str]:
-    """What is computed again, lies in host memory, or is split further."""
+    """Yield lines on what is recomputed, offloaded to host memory, or sharded further (ZeRO-1)."""
     facts = report.facts
     if facts.recompute:
         yield f"Computed again in the backward pass, to store less: {_blocks(facts.recompute)}"

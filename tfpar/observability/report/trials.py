@@ -1,4 +1,4 @@
-"""What trials measured against what was predicted, as text."""
+"""Measured trials of candidates against their predictions, as text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COLUMNS = ("Plan", "Predicted", "Measured", "Measured / predicted", "Why not")
 
 
 def trials_table(trials: Sequence[CandidateSummary]) -> str:
-    """Each plan that was tried, the one that was taken first."""
+    """Format each plan that was tried, the one that was taken first."""
     rows = []
     for trial in trials:
         predicted, measured = trial.seconds, trial.measured_s

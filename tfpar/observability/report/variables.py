@@ -1,4 +1,4 @@
-"""Where the variables of a plan lie, and what that takes."""
+"""Placement of the variables of a plan, and their bytes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def shard_bytes(variable: PlannedVariable, spec: Spec, mesh: Mesh) -> int:
 
 
 def local_text(variables: Iterable[VariableSummary]) -> str:
-    """What a rank holds of these variables; `?` where a spec is not known."""
+    """Format the bytes that a rank stores of these variables; `?` where a spec is not known."""
     sizes = [variable.device_bytes for variable in variables]
     known = [size for size in sizes if size is not None]
     return format_bytes(sum(known)) if len(known) == len(sizes) else "?"

@@ -53,6 +53,6 @@ def page(plan: Plan, partitioned: PartitionedGraph | None) -> str:
 
 
 def notebook(plan: Plan) -> str:
-    """What notebooks show of a plan: its summary, in a fixed width."""
+    """Return a plan's summary as HTML for notebooks, in a fixed width."""
     text = html.escape(summary(plan, plan.partitioned))
     return f'<pre style="line-height: 1.2">{text}</pre>'

@@ -1,4 +1,4 @@
-"""What a user is warned of when a step is compiled, once for each op or op type."""
+"""Warnings on a compiled step, given once for each op or op type."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NO_RULE = {
 
 
 class Warnings:
-    """Of one step, whatever shapes it is compiled for.
+    """Warnings on one step, whatever shapes it is compiled for.
 
     Args:
         strict: what costs speed is an error.
@@ -31,7 +31,7 @@ class Warnings:
         self._told: set[str] = set()
 
     def fallbacks(self, prepared: PreparedGraph) -> None:
-        """Op types without a rule, or uses of them, which run replicated.
+        """Warn of op types without a rule, or uses of them, which run replicated.
 
         Raises:
             TfparError: there are some, and the step is strict.
@@ -75,7 +75,7 @@ class Warnings:
         self._told.update(op.name for op, _ in regions)
 
     def uncompiled(self, ops: Iterable[Op]) -> None:
-        """Ops that XLA cannot compile, where it is to compile the step."""
+        """Warn of ops that XLA cannot compile, where it is to compile the step."""
         first: dict[str, str] = {}
         for op in ops:
             if op.type not in self._told:
@@ -98,7 +98,7 @@ class Warnings:
         )
 
     def unshared(self, name: str) -> None:
-        """What keeps ranks from having unequal shares of the batch.
+        """Warn of an op that keeps ranks from having unequal shares of the batch.
 
         Raises:
             TfparError: the step is strict.

@@ -1,4 +1,4 @@
-"""What plans for several meshes and clusters are predicted to do, beside each other."""
+"""Estimates: predicted plans for several meshes and clusters, side by side."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ JSON_VERSION = 1
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """What is predicted of a model on one mesh of one cluster.
+    """Prediction for a model on one mesh of one cluster.
 
     Attributes:
         mesh: as it was asked for.
@@ -47,7 +47,7 @@ class Estimate:
 
     @classmethod
     def of(cls, mesh: Mesh, cluster: str, plan: Plan, batch_size: int | None) -> Estimate:
-        """That of a plan which was searched, and so is priced and fits."""
+        """Make the estimate of a plan that was searched, and so is priced and fits."""
         cost = plan.cost
         assert cost is not None, "a plan that was searched for"
         return cls(
@@ -63,14 +63,14 @@ class Estimate:
 
     @classmethod
     def too_large(cls, mesh: Mesh, cluster: str, error: MemoryLimitError) -> Estimate:
-        """That of a mesh on which no plan fits."""
+        """Make the estimate of a mesh on which no plan fits."""
         return cls(
             str(mesh), cluster, fits=False, memory_bytes=error.needed_bytes, why="does not fit"
         )
 
     @classmethod
     def impossible(cls, mesh: Mesh, cluster: str, error: TfparError) -> Estimate:
-        """That of a mesh which the cluster cannot have, or which has no plan."""
+        """Make the estimate of a mesh which the cluster cannot have, or which has no plan."""
         return cls(str(mesh), cluster, fits=False, why=" ".join(str(error).split()))
 
     def rank(self) -> tuple[float, float]:

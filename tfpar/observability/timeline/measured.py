@@ -16,7 +16,7 @@ Key = tuple[int, str, int]
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """What a rank did in one run of a collective, on the clock of all."""
+    """Part of one rank in one run of a collective, in the common time of all ranks."""
 
     rank: int
     met: CollectiveSpan
@@ -55,7 +55,7 @@ def measured_trace(
 
 
 def clocks_ahead(records: Iterable[RankTrace]) -> dict[str, int]:
-    """By how many nanoseconds each clock is ahead of that of the first record.
+    """Estimate how many nanoseconds each clock is ahead of that of the first record.
 
     A collective ends at about the same moment on all of its ranks: clocks differ by the median of
     how its ends do. Ranks on one machine share a clock. Of clocks whose ranks have met in nothing,

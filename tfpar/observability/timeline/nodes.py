@@ -1,4 +1,4 @@
-"""What the nodes of a step's functions are, by the names that linkers give them.
+"""Meaning of the nodes of a step's functions, read from the names that linkers give them.
 
 Local ops are `r1/up/MatMul`, of rank 1 of the job. Of collectives, a process writes `up/AllReduce`
 and nodes below it; where all ranks are in one process there is one for each group,
@@ -104,7 +104,7 @@ class Nodes:
                         self._ops[f"{scope}{op.name}"] = op, group, program
 
     def find(self, node: str, op_type: str) -> Local | Meeting | TaskCall | None:
-        """What a node of this name and type is; None: it is none of the step's."""
+        """Look up a node of this name and type; None if it is none of the step's."""
         if op_type in _MOVED:
             return None
         if node not in self._found:

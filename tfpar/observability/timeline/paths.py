@@ -59,8 +59,10 @@ class Origins:
         return None
 
     def _path_of_scope(self, scope: str) -> str:
-        """By the scopes around it that hold weights. Of one that is in none of them (`adam`,
-        `compile_loss`) the outermost part."""
+        """Return the path of a scope, by the scopes around it that hold weights.
+
+        Of a scope that is in none of them (`adam`, `compile_loss`) it is the outermost part.
+        """
         around, rest = scope, ""
         while around and around not in self._known and around not in self._models:
             around, _, last = around.rpartition("/")

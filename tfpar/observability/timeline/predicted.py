@@ -52,7 +52,7 @@ class _Drawn:
 
 @dataclasses.dataclass(eq=False)
 class _Set:
-    """Ranks that do the same, and what they do.
+    """Actor of the trace: ranks that do the same, and what they do.
 
     Attributes:
         stages: of a pipeline, those that they run.
@@ -71,7 +71,7 @@ class _Set:
 
     @property
     def name(self) -> str:
-        """What the one is called that stands for all."""
+        """Name of the track: its ranks, and the stages that they run."""
         first, last = self.ranks[0], self.ranks[-1]
         text = f"ranks {first} to {last}" if last > first else f"rank {first}"
         return f"{text}, stage {', '.join(map(str, self.stages))}" if self.stages else text
@@ -184,7 +184,7 @@ class _Layers:
         return at
 
     def seconds(self, layers: Iterable[LayerSummary], phase: Phase) -> float:
-        """Of the layers' ops and of the collectives that they wait for."""
+        """Return the seconds of the layers' ops and of the collectives that they wait for."""
         layers = list(layers)
         return self.waited(layers, phase) + sum(getattr(la.seconds, phase) for la in layers)
 
@@ -228,8 +228,10 @@ def _draw_pipeline(
 
 
 def _draw_waits(own: _Set, actor: int, pipeline: PipelineSummary, before: float) -> None:
-    """Where a set has nothing to run until another stage sends what its next task reads: until
-    that begins to send."""
+    """Draw the times in which an actor has nothing to run until another stage sends to it.
+
+    A wait ends when the other stage begins to send what the actor's next task reads.
+    """
     come = [s for s in pipeline.transfers if pipeline.actor_of_stage[s.target] == actor]
     ended = 0.0
     for ran in pipeline.tasks:
@@ -266,7 +268,7 @@ def _draw_task(own: _Set, ran: TaskRan, before: float, layers: _Layers) -> None:
 
 
 def _task(ran: TaskRan) -> str:
-    """As schedules write it: `1F0`, `1U`."""
+    """Format a task as schedules write it: `1F0`, `1U`."""
     return f"{ran.stage}{ran.kind}{'' if ran.microbatch is None else ran.microbatch}"
 
 
@@ -276,7 +278,7 @@ def _task(ran: TaskRan) -> str:
 def _of_ranks(
     sets: Sequence[_Set], arrows: Sequence[tuple[_Set, _Drawn, _Set, _Drawn]], report: Report
 ) -> Trace:
-    """A process for each rank; with too many, for each set of ranks that do the same."""
+    """Make a track for each rank; with too many, one for each actor."""
     num_ranks = sum(len(one.ranks) for one in sets)
     each = num_ranks <= MOST_RANKS
     each = each and sum(len(one.ranks) * len(one.drawn) for one in sets) <= MOST_SLICES

@@ -1,4 +1,4 @@
-"""From what the profiler saw of a step to what each rank ran and met."""
+"""Extraction, from a profile, of what each rank ran and which collectives it took part in."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def steps_of_ranks(
     ranks: Sequence[int],
     ahead: int = 0,
 ) -> dict[int, StepOfRank]:
-    """What each rank of this process did in a step.
+    """Extract what each rank of this process did in a step.
 
     Args:
         events: by their starts; those outside of the window are left out.
@@ -117,7 +117,7 @@ class _Found:
         self.ran[rank].append(ran)
 
     def _meet(self, meeting: Meeting, event: Event) -> None:
-        """Its nodes run once each in one run of a collective."""
+        """Count a node of a collective: each of its nodes runs once in one run of it."""
         self._seen[event.node] += 1
         runs = self._runs[meeting.kind.key]
         if len(runs) < self._seen[event.node]:
@@ -126,7 +126,7 @@ class _Found:
         run.start, run.end = min(run.start, event.start), max(run.end, event.end)
 
     def met(self) -> dict[int, list[CollectiveSpan]]:
-        """By rank, what it met, by the times at which it arrived."""
+        """Return the collectives that each rank met, by the times at which it arrived."""
         arrivals = _Arrivals(self._runs, self._ends)
         found: dict[int, list[CollectiveSpan]] = defaultdict(list)
         for runs in self._runs.values():
@@ -139,8 +139,9 @@ class _Found:
 
 
 class _Arrivals:
-    """When the ranks of one process had computed what a collective reads: there it is plain
-    arithmetic, which begins once the last rank has.
+    """Times at which the ranks of one process had computed the operands of a collective.
+
+    There it is plain arithmetic, which begins once the last rank has.
 
     Args:
         runs: of collectives, by key.
@@ -156,8 +157,11 @@ class _Arrivals:
             self._runs[run.meeting.op].append(run)
 
     def of(self, run: _Run, rank: int) -> int:
-        """When `rank` had the operands of `run`. TensorFlow may have left out what makes them, or
-        fused it with what that reads: what was seen last before counts."""
+        """Return the time at which `rank` had the operands of `run`.
+
+        TensorFlow may have left out what makes them, or fused it with what that reads: what was
+        seen last before counts.
+        """
         waiting = list(dict.fromkeys(t.op for t in run.meeting.op.inputs))
         seen, ends = {*waiting}, []
         while waiting:
@@ -172,7 +176,7 @@ class _Arrivals:
         return max(ends, default=run.start)
 
     def _end(self, op: Op, rank: int, before: int) -> int | None:
-        """When `op` ended last, before that time."""
+        """Return the last time, up to `before`, at which `op` ended."""
         if op in self._runs:
             ends = [run.end for run in self._runs[op] if rank in run.meeting.kind.group]
         else:

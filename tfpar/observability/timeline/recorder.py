@@ -38,7 +38,7 @@ logger = logging.getLogger("tfpar")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Recordable:
-    """What has to be known of a compiled step to record it.
+    """Compiled step with what is needed to record it.
 
     Attributes:
         gradients: the tensors that enter the optimizer.
@@ -55,7 +55,7 @@ class Recordable:
 
 
 class Recorder:
-    """Of this process: the profiler is one.
+    """Recorder of this process, which has one profiler.
 
     Attributes:
         count: steps that ran since it was asked.
@@ -173,7 +173,7 @@ class Recorder:
 
 
 def _records(profile: Profile, ran: Sequence[tuple[int, int, Recordable]]) -> list[RankTrace]:
-    """What each rank of this process did in the steps that ran."""
+    """Extract the traces of this process's ranks for the steps that ran."""
     windows = {
         mark.name: StepWindow(int(mark.name), mark.start, mark.end) for mark in profile.marks
     }

@@ -1,4 +1,4 @@
-"""What each rank records of the chosen steps: plain values that ranks send to the first one.
+"""Records of the chosen steps, made by each rank: plain values that ranks send to the first one.
 
 Times are nanoseconds of the clock of the rank's machine.
 """
@@ -79,7 +79,7 @@ class StepOfRank(msgspec.Struct, array_like=True, frozen=True):
 
 
 class RankTrace(msgspec.Struct, array_like=True, frozen=True):
-    """What one rank recorded.
+    """Trace of one rank.
 
     Attributes:
         clock: the machine whose clock it read: those of other machines go differently.

@@ -1,4 +1,4 @@
-"""Which steps a timeline is asked for, and where it goes."""
+"""Request for a timeline: its steps and its file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TEXT = re.compile(r"(\d+)(?:-(\d+))?")
 
 @dataclasses.dataclass(frozen=True)
 class TimelineRequest:
-    """A timeline that is asked for.
+    """Request for a timeline.
 
     Attributes:
         path: of the file.
@@ -43,7 +43,7 @@ class TimelineRequest:
 
     @classmethod
     def of(cls, path: Any, steps: Any = None, writes: bool = True) -> TimelineRequest:
-        """From what users give.
+        """Read what users give.
 
         Args:
             steps: the first and the last, as a pair or as text, `10-12` or `10`; None: the default.

@@ -33,7 +33,7 @@ WAITING = "waiting"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Slice:
-    """Something that runs from `start` to `end`, in seconds.
+    """Slice of a thread: what runs from `start` to `end`, in seconds.
 
     Attributes:
         process: by its number, and one of its `THREADS`.
@@ -163,7 +163,7 @@ def _event(one: Slice, process: int, thread: int) -> dict[str, Any]:
 def _arrow(
     number: int, flow: FlowArrow, at: Mapping[Slice, tuple[int, int]]
 ) -> list[dict[str, Any]]:
-    """Its two ends, each bound to the slice that it lies in."""
+    """Return the two ends of an arrow, each bound to the slice that it is in."""
     ends = []
     for phase, one in (("s", flow.source), ("f", flow.target)):
         process, thread = at[one]

@@ -43,7 +43,7 @@ what the mesh does, tips over more often. Before anything is said to differ, mor
 Then the noise is made sixteen times larger. If what it does grows along, the thing is small only
 since larger ones cancel in it (a gradient that is zero but for roundings, say), beside which an
 error would be seen: it is judged by their size. If not, a step amplifies roundings without bound:
-the verdict is `observability.verification.noise`. What is infinite or no number on one device too
+the verdict is `noise`. What is infinite or no number on one device too
 is `not finite`. Neither is judged, and a report with either is not true. Every verdict has a
 resolution: the smallest relative error that would have been seen.
 """

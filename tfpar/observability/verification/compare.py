@@ -193,7 +193,7 @@ def _judged_entries(
 
 
 def _same_kind(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Where both are finite, or both the same infinity, or both no number."""
+    """Mask the entries where both are finite, both the same infinity, or both nan."""
     finite = np.isfinite(_wide(one)) & np.isfinite(_wide(other))
     return finite | _equal(one, other)
 
@@ -242,7 +242,7 @@ class _Sizes(NamedTuple):
 def _noise_of(
     runs: Sequence[np.ndarray], plain: np.ndarray, unit: np.ndarray, judged: np.ndarray
 ) -> _Sizes:
-    """Of each size what all runs but one stay below: the one may be wild."""
+    """Return the sizes that all noisy runs but one stay below: one may be wild."""
     found = []
     for run in runs:
         counted = judged & np.isfinite(_wide(run))
@@ -253,7 +253,7 @@ def _noise_of(
 
 
 def _sizes(gap: np.ndarray, unit: np.ndarray) -> _Sizes:
-    """Of a difference; its scale is the part of `unit` that is nearest to it (least squares)."""
+    """Measure a difference; its scale is the part of `unit` nearest to it (least squares)."""
     rms, largest, unit_largest = _rms(gap), _largest(gap), _largest(unit)
     if unit_largest == 0:
         return _Sizes(rms, largest, 0.0, rms)
@@ -263,7 +263,7 @@ def _sizes(gap: np.ndarray, unit: np.ndarray) -> _Sizes:
 
 
 def _granted_scale(size: np.ndarray, granted: np.ndarray, unit: np.ndarray) -> float:
-    """How far the granted roundings may move the scale, as they are by chance.
+    """Bound the change of the scale by the granted roundings, which are random.
 
     Entries of one size may all be rounded alike.
     """

@@ -96,7 +96,7 @@ def rounding_noise(roundings: float = ROUNDINGS) -> Iterator[None]:
         return _moved(x, roundings * epsilon, next(streams)) if x.dtype.is_floating else x
 
     def comes_of_sums(op_type: str, inputs: Sequence[tf.Tensor], of: Any) -> bool:
-        """What enters a body is not followed, nor what leaves it."""
+        """Whether an op is a sum or reads one; bodies are not followed, so their edges count."""
         is_known = of is graph and not op_type.endswith(("While", "If", "Case", "Call"))
         return not is_known or op_type in SUMS or any(t.ref() in summed for t in inputs)
 
@@ -150,7 +150,7 @@ def _adds_one_by_one(op: tf.Operation) -> bool:
 
 
 def _moved_by_its_error(op: tf.Operation, roundings: float, stream: int) -> tf.Tensor:
-    """What `op` makes, moved by about as much as it is off the same in wider precision.
+    """Move the result of `op` by about its error, which is the difference to wider precision.
 
     All entries are moved alike, as shorter sums leave off less of all of them.
     """

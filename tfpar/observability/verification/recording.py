@@ -62,7 +62,7 @@ def recording_step(model: keras.Model, held: HeldGradients | None = None) -> Rec
         found: dict[str, Any] = {}
 
         def apply(gradient: Any, weight: Any) -> Any:
-            """What to apply in place of `gradient`."""
+            """Record `gradient`, and return the gradient to apply in its place."""
             if gradient is None:
                 return None
             name = _name_of(weight, seen)

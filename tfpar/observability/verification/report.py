@@ -1,4 +1,4 @@
-"""What `verify` found, as a value and as text."""
+"""Result of `verify`, as a value and as text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NOT_JUDGED = {
 
 
 class _Compared:
-    """Something that was compared, in one way or several."""
+    """Base of what was compared, in one way or several."""
 
     name: str
 
@@ -119,7 +119,7 @@ class Verification:
 
     @property
     def differences(self) -> list[OutputReport | VariableReport]:
-        """All that was compared: `name`, `error`, `noise`, `verdict` and `ok` of each."""
+        """Reports of all that was compared, with `name`, `error`, `noise`, `verdict` and `ok`."""
         return [*self.variables, *self.outputs]
 
     @property
@@ -183,7 +183,9 @@ class Verification:
         )
 
     def to_json(self) -> str:
-        """All of it: `version`, `equal` (whether it is true), `losses`, `skipped`, `not_judged`,
+        """Return all of it as JSON.
+
+        The keys are `version`, `equal` (whether it is true), `losses`, `skipped`, `not_judged`,
         `outputs`, `variables` (worst first), `reasons`, `notes`.
 
         Errors, noise and resolution (the smallest error that would have been found) are relative,
@@ -219,7 +221,7 @@ class Verification:
 
     @property
     def reasons(self) -> list[str]:
-        """What explains the verdicts."""
+        """Reasons for the verdicts."""
         told, verdicts = [], self._verdicts()
         if Verdict.ROUNDING in verdicts:
             resolution, name = self._coarsest()
@@ -247,7 +249,7 @@ class Verification:
 
     @property
     def notes(self) -> list[str]:
-        """In what `fit` on one device is another than on the mesh, though steps are equal."""
+        """Notes on how `fit` on one device differs from the mesh though steps are equal."""
         if not self.extra:
             return []
         return [

@@ -91,7 +91,7 @@ def _size(name: str, value: Any) -> int:
 
 
 class _OnMesh:
-    """Takes the model's steps as it trains on its mesh."""
+    """Run of the model's steps as it trains on its mesh."""
 
     def __init__(self, state: ParallelModel, batches: Sequence[Any]) -> None:
         self._state = state
@@ -121,7 +121,7 @@ class _OnMesh:
             self._step.executable((batch,))
 
     def variables(self) -> dict[str, tf.Variable]:
-        """Every numeric variable of the model and of its steps, by name."""
+        """Return every numeric variable of the model and of its steps, by name."""
         found = self._state.named_variables()
         known = {id(v) for v in found.values()}
         for executable in self._step.executables.values():
@@ -161,7 +161,7 @@ class _OnMesh:
         return [*found]
 
     def random_types(self) -> list[str]:
-        """Op types of the step that draw other numbers each time they run."""
+        """List op types of the step that draw other numbers each time they run."""
         steps = self._step.executables.values()
         types = {op.type for step in steps for op in step.captured.graph.ops}
         return sorted(types & STATEFUL_DRAWS)
@@ -171,7 +171,7 @@ class _OnMesh:
 
 
 class _OneDevice:
-    """Takes steps again on one device: plainly, with noise, and with much more of it."""
+    """Run of steps again on one device: plainly, with noise, and with much more of it."""
 
     tolerance = 0.0
 
@@ -197,7 +197,7 @@ class _OneDevice:
         return [self._again(self._coarse, taken) for _ in range(runs)]
 
     def _again(self, function: Callable[..., Any], taken: TakenStep) -> StepOutcome:
-        """From the same state, with the mesh's gradients in the optimizers."""
+        """Run the step from the same state, with the mesh's gradients in the optimizers."""
         _write(self._variables, taken.before)
         logs, gradients = function(taken.batch, _tensors(taken.mesh.gradients))
         return StepOutcome(_arrays(logs), _arrays(gradients), _read(self._variables))

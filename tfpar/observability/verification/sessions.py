@@ -22,8 +22,9 @@ from tfpar.observability.verification.steps import StepOutcome, TakenStep, Value
 
 
 class SessionDevice:
-    """Takes all steps in one Session, since ops that draw numbers go on where they stood; each from
-    the values that the mesh had before it.
+    """Run of all steps in one Session, since ops that draw numbers go on where they stopped.
+
+    Each starts from the values that the mesh had before it.
 
     Args:
         run: takes a step from each of the given values, in a new Session.

@@ -81,7 +81,7 @@ class ComparedStep:
 
 
 class SingleDeviceRun(Protocol):
-    """Takes steps again: plainly, with noise, and with much more of it.
+    """Run of steps on one device: plainly, with noise, and with much more of it.
 
     Attributes:
         tolerance: what is always granted, of the size of the whole.

@@ -116,7 +116,7 @@ class _Conversion:
             before = self._source[split_name(before.input[0])[0]]
 
     def _find_flows(self) -> dict[str, node_def_pb2.NodeDef]:
-        """By op that gives or hands on a flow, the array that it belongs to."""
+        """Map each op that gives or hands on a flow to the array that the flow belongs to."""
         readers: dict[str, list[node_def_pb2.NodeDef]] = {}
         for node in self._source.values():
             for name in split_inputs(node)[0]:

@@ -1,4 +1,4 @@
-"""What the specs of a step's arguments say of the batch, and of whether two calls are alike."""
+"""Batch sizes and specs of a step's arguments, and keys by which calls share a trace."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def global_specs(specs: Any, parts: int) -> Any:
 
 
 def hashable(specs: Any) -> Any:
-    """Equal for arguments that one trace of a step serves."""
+    """Return a key that is equal for arguments that one trace of a step serves."""
     flat = tf.nest.flatten(specs)
     structure = str(tf.nest.map_structure(lambda _: 0, specs))
     return structure, tuple(

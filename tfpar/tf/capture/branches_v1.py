@@ -180,7 +180,7 @@ class _Predication:
         yield conditional
 
     def _conjunction(self, name: str):
-        """Ops that tell whether `name` runs; returns the tensor that does."""
+        """Yield ops that compute whether `name` runs; returns the tensor of the result."""
         whole = ""
         for predicate, value in sorted(self._conditions[name]):
             one = self._handed_on(predicate).removesuffix(":0")

@@ -175,7 +175,7 @@ class InlinedGraph:
 
 
 def _is_call(node: node_def_pb2.NodeDef) -> bool:
-    """Calls that XLA must compile stay calls: their bodies may have no kernels."""
+    """Whether a node is a call to inline: calls that XLA must compile stay, for want of kernels."""
     return node.op in CALLS and not node.attr["_XlaMustCompile"].b
 
 
@@ -186,7 +186,7 @@ def _copy(node: node_def_pb2.NodeDef) -> node_def_pb2.NodeDef:
 
 
 def split_inputs(node: node_def_pb2.NodeDef) -> tuple[list[str], list[str]]:
-    """Data inputs, and the names of the ops that control the node."""
+    """Split the inputs of a node into data inputs and the names of its control ops."""
     data = [i for i in node.input if not i.startswith("^")]
     return data, [i[1:] for i in node.input if i.startswith("^")]
 

@@ -63,7 +63,7 @@ def cut_loops(graph_def: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
 
 @dataclasses.dataclass(frozen=True)
 class _Variable:
-    """What a loop carries round: the ops that its value passes, by name."""
+    """Loop variable of a TensorFlow 1 loop: the ops that its value passes, by name."""
 
     enter: str
     merge: str
@@ -176,7 +176,7 @@ class _Frame:
         return before.name
 
     def _entering(self) -> Mapping[str, tf.Tensor]:
-        """By name, tensors like those that enter; refuses variables that change their shapes."""
+        """Return tensors like those that enter, by name; refuse variables that change shape."""
         graph = import_graph(cut_loops(self._source))
 
         def tensor(name: str) -> tf.Tensor:
@@ -199,7 +199,7 @@ class _Frame:
         return f"loop_argument_{position}"
 
     def _arguments(self) -> dict[str, str]:
-        """By the op that hands a variable or constant to the loop, the argument it stands for."""
+        """Map the ops that hand variables and constants to the loop to its body's arguments."""
         found = {}
         for position, variable in enumerate(self._variables):
             found[variable.merge] = self._placeholder(position)

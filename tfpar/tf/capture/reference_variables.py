@@ -175,7 +175,7 @@ class _Conversion:
 
 
 def _takes_reference(node: node_def_pb2.NodeDef) -> Iterator[bool]:
-    """For each data input of an op that works on references, whether it has to be one."""
+    """Yield, for each data input of an op on references, whether it has to be a reference."""
     definition = find_op_definition(node.op)
     if definition is None or not any(a.is_ref for a in definition.input_arg):
         return

@@ -101,7 +101,7 @@ class _Conversion:
     # --- how stacks are used -----------------------------------------------------
 
     def _find_frames(self) -> Iterable[tuple[bytes, tuple[str, str]]]:
-        """By name of a frame, a `Merge` of it and its `LoopCond`."""
+        """Yield the frames by name, each with one of its `Merge`s and its `LoopCond`."""
         for node in self._result.node:
             if node.op == "Switch" and self._op(node.input[1]).op == "LoopCond":
                 merge = self._op(node.input[0])
@@ -139,7 +139,7 @@ class _Conversion:
     def _pushed(
         self, pushes: dict[str, node_def_pb2.NodeDef], pops: dict[str, node_def_pb2.NodeDef]
     ) -> dict[str, tf.Tensor]:
-        """By stack, a tensor like those that are pushed; what is popped has their shape."""
+        """Return, for each stack, a tensor like those pushed; what is popped has their shape."""
         graph_def = cut_loops(self._result)
         nodes = {node.name: node for node in graph_def.node}
         for stack, pop in pops.items():
@@ -156,7 +156,7 @@ class _Conversion:
     # --- what becomes of them ----------------------------------------------------
 
     def _become_constant(self, pop: _Use, value: Any) -> None:
-        """What is the same in every round need not be kept."""
+        """Replace the pop of a stack by a constant: a loop-invariant value needs no stack."""
         dtype, after = tf.as_dtype(pop.node.attr["elem_type"].type), split_inputs(pop.node)[1]
         if pop.enters:  # a constant is where it waits
             after = [*after, self._frames[pop.enters[-1].attr["frame_name"].s][0]]

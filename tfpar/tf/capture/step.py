@@ -47,8 +47,9 @@ class CapturedStep(StepGraph):
     ops_traced: int = dataclasses.field(default=0, kw_only=True)
 
     def fed(self, arguments: Any) -> list[tf.Tensor]:
-        """What is fed for the step's arguments: tensors; sparse ones dense, others of several parts
-        (ragged ones) part by part.
+        """Convert the step's arguments to the tensors that it is fed.
+
+        Sparse tensors become dense; other composites (ragged ones) are fed component by component.
         """
         fed: list[tf.Tensor] = []
         for leaf in tf.nest.flatten(arguments):

@@ -50,7 +50,7 @@ def _fed(graph: Graph) -> set[Op]:
 
 
 def _of_optimizer(op: Op, variable: Variable) -> Gradient | None:
-    """What an op such as `ResourceApplyAdam` takes as gradient, and as its rows."""
+    """Find the gradient that an op such as `ResourceApplyAdam` takes, and any row indices."""
     definition = find_op_definition(op.type)
     names = [a.name for a in definition.input_arg] if definition is not None else []
     values = next((op.inputs[names.index(n)] for n in _GRADIENT_ARGUMENTS if n in names), None)

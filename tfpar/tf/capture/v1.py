@@ -161,7 +161,7 @@ def from_saved_model(path: str, signature: str = "serving_default") -> GraphSour
 
 
 def _unique_names(held: Mapping[str, tf.Variable]) -> dict[str, str]:
-    """By node, the variable's own name; `name#2` for the second of one name."""
+    """Map each node to its variable's name; `name#2` for the second of one name."""
     used: dict[str, int] = {}
     names = {}
     for node, variable in held.items():
@@ -257,7 +257,7 @@ class GraphSource:
         return element
 
     def in_session(self, element: tf.Tensor | tf.Operation) -> Any:
-        """What a `session` is to run for an element: a tensor's name, or those of operations."""
+        """Return what `session.run` fetches for an element: the name of a tensor or of its ops."""
         if isinstance(element, tf.Tensor):
             return self._inlined.tensor(element.name)
         return tuple(self._inlined.operations(element.name))
@@ -339,7 +339,7 @@ class GraphSource:
     def _static(
         self, feeds: Mapping[str, tuple[tf.DType, Sequence[int]]], fetched: Sequence[str]
     ) -> tuple[graph_pb2.GraphDef, list[str]]:
-        """What leads to the fetches, of static shapes, without control flow of version 1.
+        """Extract the subgraph of the fetches, of static shapes, without TensorFlow 1 control flow.
 
         Args:
             feeds: dtype and shape by op.
@@ -444,7 +444,7 @@ class GraphSource:
 
     @functools.cached_property
     def _initial_values(self) -> dict[str, Any]:
-        """Every initial value, from one run of the initialisers; taken out when used."""
+        """Initial values of all variables, from one run of the initialisers; dropped when used."""
         with tf.Graph().as_default() as graph:
             tf.import_graph_def(_seeded(self._inlined.graph_def, self.seed), name="")
             config = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
@@ -476,14 +476,14 @@ def _name_of(what: Any) -> str:
 
 
 def _fetched(element: tf.Tensor | tf.Operation) -> tf.TensorSpec | None:
-    """What stands for a fetch in the structure of results; operations give None."""
+    """Return the spec of a fetched tensor in the structure of results; None for operations."""
     if isinstance(element, tf.Operation):
         return None
     return tf.TensorSpec(element.shape, element.dtype)
 
 
 def _saved_tensors(graph: Graph, trimmed: TrimResult) -> list[SavedTensor]:
-    """What the graph's Savers write; by the variables' own names where it has none."""
+    """List the tensors that the graph's Savers write; without a Saver, all variables by name."""
     handles = graph.variable_of()
     saved: dict[str, SavedTensor] = {}
     for op in trimmed.removed[CHECKPOINT]:

@@ -1,4 +1,4 @@
-"""Writing a checkpoint behind the back of whoever made it, by a thread of its own.
+"""Background writing of checkpoints, by a thread of its own.
 
 The thread takes part in no collective: these would meet those of training in another order on
 each rank. The one that commits sees in the folder which parts are there. So a checkpoint becomes

@@ -1,4 +1,4 @@
-"""Which boxes of a logical tensor a rank stores, and which rank writes them.
+"""Boxes of a logical tensor that each rank stores, and the choice of the ranks that write them.
 
 A shard along one dimension is a row of *runs*: stretches of consecutive entries. A
 plain shard is one run, a strided one several, padding none; the product over the dimensions
@@ -35,7 +35,7 @@ class Box:
 
     @classmethod
     def whole(cls, shape: Sequence[int]) -> Box:
-        """All of a tensor that a rank stores whole."""
+        """Return the box of a tensor that a rank stores whole."""
         origin = (0,) * len(shape)
         return cls(origin, tuple(shape), origin)
 
@@ -112,7 +112,7 @@ def find_runs(index: np.ndarray) -> list[tuple[int, int, int]]:
 def choose_writers(
     num_bytes: Sequence[int], specs: Sequence[Spec], mesh: Mesh
 ) -> list[frozenset[int]]:
-    """For each tensor, the ranks that write their shard: one of those that hold the same.
+    """Choose, for each tensor, the ranks that write their shards: one of those with equal shards.
 
     Ranks that hold the same shards share them out by bytes, the largest tensors first. Every
     rank comes to the same answer from the same tensors in the same order.

@@ -1,4 +1,4 @@
-"""A checkpoint that is not one yet: what this process writes of it, and what is left to do then."""
+"""Draft of a checkpoint: the parts that this process writes, and the commit that completes it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfpar.tf.checkpoint.folders import discard, prune
 
 @dataclasses.dataclass(frozen=True)
 class Draft:
-    """What this process writes of a checkpoint.
+    """Checkpoint that is being written: the part that this process contributes.
 
     Attributes:
         temporary: its folder until it is committed, from `folders.temporary_folder`.
@@ -43,7 +43,7 @@ class Draft:
             self.parts.clear()
 
     def commit(self) -> str:
-        """Once all parts are there: make them a checkpoint; returns its path.
+        """Make the parts a checkpoint, once all are there; returns its path.
 
         Raises:
             TfparError: a part is missing, or a file cannot be written.

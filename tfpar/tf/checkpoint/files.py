@@ -63,7 +63,7 @@ _SLICEABLE = {
 
 @dataclasses.dataclass(frozen=True)
 class TensorWrite:
-    """What one rank writes of a logical tensor.
+    """Write request of one rank for a logical tensor.
 
     Attributes:
         shape: of the logical tensor.
@@ -96,7 +96,7 @@ class TensorWrite:
 
     @property
     def slices(self) -> Iterator[Box]:
-        """What is written as one slice each."""
+        """Boxes in the granularity of the file: each is written as one slice."""
         for box in self.boxes:
             if is_sliceable(self.dtype):
                 yield from box.stripes(SLICE_BYTES // self.dtype.size)
@@ -160,7 +160,7 @@ def _entry(saved: TensorWrite, bundle: str) -> Entry:
 
 
 def _bundles(tensors: Sequence[TensorWrite]) -> Iterator[list[TensorWrite]]:
-    """What goes into one file each."""
+    """Group tensors into bundles of at most `BUNDLE_BYTES`; each becomes one file."""
     for joined in (False, True):
         bundle: list[TensorWrite] = []
         num_bytes = 0
@@ -258,7 +258,7 @@ def _merge(folder: str, entries: Sequence[Entry]) -> None:
 
 
 def _check(folder: str, entries: Sequence[Entry]) -> None:
-    """Each tensor is there once, and whole: TensorFlow's merge takes gaps and overlaps."""
+    """Check that each tensor is there once, without gaps or overlaps, which TensorFlow accepts."""
     if not entries:
         raise TfparError(f"No rank wrote a tensor to the checkpoint {folder}; nothing is saved.")
     by_name = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Where checkpoints lie: one folder each, by step, and which of them are complete.
+"""Folders of checkpoints: one for each checkpoint, named by step; the name says if it is complete.
 
     run/step-00000120/                  complete
     run/step-00000240.1/                complete; step 240, saved a second time
@@ -128,7 +128,7 @@ def _named(folder: str) -> list[tuple[int, int, str]]:
 
 
 def _complete(folder: str) -> list[tuple[int, int, str]]:
-    """Those of `_named` that are checkpoints."""
+    """List the folders of `_named` that are checkpoints."""
     return [f for f in _named(folder) if os.path.isfile(os.path.join(f[2], DESCRIPTION))]
 
 

@@ -47,7 +47,7 @@ class NewerFormatError(TfparError):
 
 
 class Index(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a checkpoint holds.
+    """Index of a checkpoint: its step, files and tensors.
 
     Attributes:
         format: `FORMAT_VERSION` of those that wrote it.
@@ -67,7 +67,7 @@ class Index(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a rank wrote of a tensor.
+    """Index entry of a tensor: the boxes that one rank wrote of it.
 
     Attributes:
         shape: of the whole tensor.
@@ -94,7 +94,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class IndexPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a rank wrote, or knows that others write."""
+    """Index of one rank's part: the tensors that it wrote, and those that other ranks write."""
 
     entries: tuple[Entry, ...]
 
@@ -110,12 +110,12 @@ def write_sealed(path: str, content: msgspec.Struct) -> None:
 
 
 def read_part(path: str) -> IndexPart:
-    """What `write_sealed` wrote of a part; UnreadableError if it is not that any more."""
+    """Read a part's index as `write_sealed` wrote it; UnreadableError if it was changed since."""
     return convert(_unsealed(_object_of(path)), IndexPart)
 
 
 def read_index(path: str) -> Index:
-    """What `write_sealed` wrote of a checkpoint, or tfpar before there were checksums.
+    """Read a checkpoint's index as `write_sealed`, or an older tfpar without checksums, wrote it.
 
     Raises:
         UnreadableError: it is not what was written, or never was an index; says of which key.

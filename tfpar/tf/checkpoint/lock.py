@@ -96,7 +96,7 @@ class Renewal(NamedTuple):
 
     @property
     def owner(self) -> Owner | None:
-        """None where it does not say (yet)."""
+        """Owner that the lock names; None where it does not say (yet)."""
         try:
             return convert(parse_json(self.text), Owner, lax=True)
         except UnreadableError:
@@ -242,7 +242,10 @@ def _owner_in(path: str) -> Owner | None:
 
 
 def _renewal_of(path: str) -> Renewal | None:
-    """None if there is no lock. Opening it makes network file systems ask anew when it changed."""
+    """Read a lock; None if there is none.
+
+    Opening it makes network file systems look again when it changed.
+    """
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return Renewal(file.read(), os.fstat(file.fileno()).st_mtime_ns)
@@ -261,7 +264,7 @@ def _system() -> str:
 
 
 def _start_of(pid: int) -> str | None:
-    """When a process of this system was started; empty if that is unknown, None if it has gone."""
+    """Return the start time of a process of this system; empty if unknown, None if it has gone."""
     if sys.platform.startswith("linux"):
         try:
             with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:

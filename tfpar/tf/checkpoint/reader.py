@@ -50,26 +50,26 @@ class Reader:
 
     @property
     def names(self) -> list[str]:
-        """Of all tensors, sorted."""
+        """Names of all tensors, sorted."""
         return sorted(self._shapes)
 
     @property
     def step(self) -> int | None:
-        """None for another's TensorFlow checkpoint."""
+        """Training step; None for a checkpoint that tfpar did not write."""
         return None if self._index is None else self._index.step
 
     @property
     def info(self) -> dict[str, Any]:
-        """What was given to `commit`; empty for another's TensorFlow checkpoint."""
+        """Information given to `commit`; empty for a checkpoint that tfpar did not write."""
         return {} if self._index is None else self._index.info
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of the logical tensor; TfparError if the checkpoint has none of this name."""
+        """Return the shape of a logical tensor; TfparError if there is none of this name."""
         self._check_names([name])
         return self._shapes[name]
 
     def dtype(self, name: str) -> tf.DType:
-        """TfparError if the checkpoint has no tensor of this name."""
+        """Return the dtype of a tensor; TfparError if there is none of this name."""
         self._check_names([name])
         return self._dtypes[name]
 

@@ -1,1 +1,1 @@
-"""Many processes: which rank this one is, and what ranks say to each other outside of steps."""
+"""Coordination of ranks that are processes: their place in the job, and messages between steps."""

@@ -24,7 +24,7 @@ class PeerLostError(TfparError):
 
 
 class Exchange:
-    """Runs collectives at once; every rank makes the same calls in the same order.
+    """Collectives that run at once; every rank makes the same calls in the same order.
 
     In a graph they become ops that run in the order in which they were made. Every rank has to
     trace the same function, and to call it when the others do.
@@ -66,7 +66,7 @@ class Exchange:
         self.all_gather(tf.constant(frame))
 
     def messages(self, message: Any) -> list[Any]:
-        """What each rank says, as JSON knows it.
+        """All-gather JSON values: return the message of each rank, by rank.
 
         Raises:
             PeerLostError: a rank has come to its end and says nothing.
@@ -86,7 +86,7 @@ class Exchange:
         return [_message(frame, rest) for frame, rest in zip(frames, rests, strict=True)]
 
     def message(self, message: Any) -> Any:
-        """What the first rank says; the others' argument does not matter."""
+        """Broadcast a JSON value of the first rank; the argument of the other ranks is ignored."""
         words = _words(message)
         frame = self.broadcast(tf.constant(_frame(words))).numpy()
         rest, length = np.zeros(0, np.int64), int(frame[0])
@@ -115,8 +115,10 @@ class Exchange:
 
     @functools.cached_property
     def _order(self) -> tf.Variable:
-        """Its handle is given to all collectives: TensorFlow runs what may write to one variable
-        in the order of the program, through loops, branches and calls.
+        """Variable that orders the collectives, which all get its handle.
+
+        TensorFlow runs ops that may write to one variable in the order of the program, through
+        loops, branches and calls. It has a value, for what saves the variables of functions.
 
         It has a value, for what saves the variables of functions.
         """
@@ -142,7 +144,9 @@ def _frame(words: np.ndarray) -> np.ndarray:
 
 
 def _rest(words: np.ndarray, length: int) -> np.ndarray:
-    """What the frame has no room for, in few sizes, as each needs a function.
+    """Return the words that do not fit into the frame, padded to one of few sizes.
+
+    Each size needs a function of its own.
 
     Args:
         length: of the longest message, in words.

@@ -76,7 +76,7 @@ class InputLog:
 
     @property
     def digest(self) -> dict[str, str]:
-        """Of all steps, by part."""
+        """Digest of all steps, by part."""
         return {
             part: hashlib.blake2b("".join(self.digests(part)).encode(), digest_size=8).hexdigest()
             for part in self._steps
@@ -84,11 +84,11 @@ class InputLog:
 
     @property
     def step_bytes(self) -> float:
-        """What a step is fed, on average."""
+        """Mean number of bytes that a step is fed."""
         return self._bytes / max(1, sum(map(len, self._steps.values())))
 
     def digests(self, part: str) -> list[str]:
-        """Of each step that gave this rank this part."""
+        """Return the digest of each step that gave this rank this part."""
         return [step.digest for step in self._steps.get(part, ())]
 
     def step(self, part: str, at: int) -> dict[str, Any]:
@@ -100,12 +100,12 @@ class InputLog:
         return {"name": steps[at].name, "fed": fed}
 
     def restart(self, blocks: int) -> None:
-        """All of it was compared."""
+        """Forget the steps: all of them were compared."""
         self.blocks, self._steps, self._bytes = blocks, {}, 0
 
 
 def _num_bytes(tensor: tf.Tensor) -> int:
-    """Of numbers; of a string those of a short one."""
+    """Return the bytes of a tensor; strings count as short ones."""
     return int(tensor.shape.num_elements()) * (tensor.dtype.size or _STRING_BYTES)
 
 
@@ -116,7 +116,7 @@ def first_differing(digests: Sequence[str], others: Sequence[str]) -> int:
 
 
 def difference(one: dict[str, Any], other: dict[str, Any]) -> str:
-    """In what two ranks' steps differ: the first input, and how many of its samples."""
+    """Describe how two ranks' steps differ: the first input, and how many of its samples."""
     fed, others = one["fed"], other["fed"]
     pairs = zip(fed, others, strict=True)
     at, (mine, theirs) = next((at, pair) for at, pair in enumerate(pairs) if pair[0] != pair[1])

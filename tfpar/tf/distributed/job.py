@@ -1,4 +1,4 @@
-"""Which rank this process is, from what its launcher has put into the environment."""
+"""Rank of this process and size of its job, read from the environment that its launcher set."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfpar.spec.errors import TfparError
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """This process among the processes of a job.
+    """Job of several processes, as seen from this one.
 
     Attributes:
         rank, size: among all.
@@ -58,7 +58,7 @@ class Job:
 
     @property
     def nodes(self) -> int:
-        """Machines, taken to be alike."""
+        """Machines, taken to be equal."""
         return max(1, self.size // max(1, self.local_size))
 
     def _checked(self) -> Job:

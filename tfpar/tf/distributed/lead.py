@@ -1,4 +1,4 @@
-"""What one rank does for all, such as writing a file, while the others serve it.
+"""Actions that one rank runs for all, such as writing a file, while the other ranks serve it.
 
 The first rank runs the action. Where that needs the others (a sharded value is read, weights
 are loaded) it names a method, and they call it too; at the end they learn how it went.
@@ -56,7 +56,7 @@ class Lead:
             self._leading = False
 
     def write(self, path: str, what: str, action: Callable[[], Any]) -> Any:
-        """As `run`, of what writes `path`; ranks that name paths of their own each write theirs."""
+        """Run an action that writes `path`, as `run` does; ranks with other paths write theirs."""
         if not self._leading:
             with self._world.at(what):
                 paths = self._world.exchange.messages(path)
@@ -65,7 +65,7 @@ class Lead:
         return self.run(what, action)
 
     def ask(self, key: int, method: str, *arguments: Any) -> None:
-        """Where this rank leads: have the others call the method of their own object too.
+        """On the leading rank, have the other ranks call the method of their own object too.
 
         Whoever calls it goes on to run the same method, so that the ranks meet in it.
 

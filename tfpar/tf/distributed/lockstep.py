@@ -37,7 +37,7 @@ _BYTES_PER_S = 5e9  # that are looked at, where memory is slow
 
 
 class SharedDraw(Protocol):
-    """What ranks hold in common, as `tf.runtime.shared_state` has it."""
+    """State that all ranks hold copies of; implemented by `tf.runtime.shared_state`."""
 
     def compare(self, when: str, turn: int | None = None) -> None: ...
 
@@ -148,7 +148,7 @@ class Lockstep:
 
 
 class _Comparisons:
-    """When this rank has compared what ranks hold in common, and what that takes."""
+    """Schedule of the comparisons of shared state: when the last one was, and what they take."""
 
     def __init__(self) -> None:
         self._took: weakref.WeakKeyDictionary[SharedDraw, list[float]] = weakref.WeakKeyDictionary()
@@ -183,8 +183,12 @@ def _in_steps(name: str, first: int, last: int) -> str:
 
 
 def blocks(num_bytes: float, seconds: float) -> int:
-    """Of how many blocks of samples one is looked at in each step that is fed so much and takes so
-    long."""
+    """Return how many blocks of samples there are, of which each step looks at one.
+
+    Args:
+        num_bytes: that a step is fed.
+        seconds: that it takes.
+    """
     return max(1, math.ceil(num_bytes / _BYTES_PER_S / max(SHARE * seconds, _NOTHING_S)))
 
 

@@ -1,4 +1,4 @@
-"""Ranks have built one model and got batches of one shape, or learn at once where they have not.
+"""Check that all ranks built the same model, and got batches of the same shape.
 
 Ranks compare before the first of them plans for all: a plan for the one model may not even be
 possible for the other.

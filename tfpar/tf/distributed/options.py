@@ -1,6 +1,6 @@
-"""Ranks are asked for the same, or learn at once in which option they differ.
+"""Check that all ranks were given the same options.
 
-The first rank plans for all, and each compiles what it was told: without this, an option that one
+The first rank plans for all, and each compiles what it was given: without this, an option that one
 rank alone was given shows as a program that differs, or not at all.
 """
 

@@ -1,4 +1,4 @@
-"""Ranks ask for one pipeline, or learn at once that they do not.
+"""Check that all ranks were given the same pipeline.
 
 The first rank plans for all. Without this a rank that was started with another schedule would build
 the plan of the first with microbatches of its own.
@@ -51,7 +51,7 @@ def agree_on_pipeline(
 
 
 def _difference(told: list[dict[str, Any]]) -> str:
-    """What the first rank that differs from rank 0 asks for."""
+    """Describe how the pipeline of the first rank that differs from rank 0 differs."""
     first, (rank, other) = told[0], first_differing(told)
     one, two = ({k: repr(v) for k, v in said.items() if k != _TASKS} for said in (first, other))
     differing = differing_fields(one, two, rank)

@@ -153,7 +153,7 @@ def _job_id(environ: Mapping[str, str]) -> str:
 
 
 def _own_address(address: str) -> str:
-    """What rank 0 listens on: the address that ranks are told, if it is this machine's.
+    """Choose the address on which rank 0 listens: the one that ranks are given, if it is local.
 
     Empty, which is all of them, where that is not known: a name may stand for a service in front of
     this machine, or be known here, and here only, as the loopback's.
@@ -202,7 +202,7 @@ def _welcome(
 
 
 def _report(job: Job, store: RendezvousStore) -> list[dict[str, str]]:
-    """Any other rank's side: tell rank 0 of this one's machine, and learn of all."""
+    """Report this machine to rank 0, as any other rank, and return all machines."""
     store.put(f"rank{job.rank}", {"host": socket.gethostname(), "address": store.own_address()})
     machines: list[dict[str, str]] = store.get("ranks", "rank 0 waits for other ranks")
     return machines

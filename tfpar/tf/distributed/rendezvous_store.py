@@ -1,4 +1,4 @@
-"""What ranks tell each other before Horovod connects them: values in the server of rank 0."""
+"""Key-value store for messages between ranks before Horovod connects them, served by rank 0."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class RendezvousStore:
         self._end = time.monotonic() + limit_s
 
     def own_address(self) -> str:
-        """This machine's address towards the server."""
+        """Return this machine's address towards the server."""
         with self._connected() as connection:
             own: str = connection.sock.getsockname()[0]
         return own
 
     def put(self, name: str, value: Any) -> None:
-        """Raises TfparError when there is no server in time, or none that takes it."""
+        """Store a value; raises TfparError when no server comes in time, or takes it."""
         self._ask("PUT", name, json.dumps(value), "the value of this rank was not taken")
 
     def get(self, name: str, without: str) -> Any:

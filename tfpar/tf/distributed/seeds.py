@@ -1,4 +1,4 @@
-"""One seed for all: ranks draw the same numbers, so that they shuffle and initialise alike."""
+"""Seed that all ranks share: they draw the same numbers, and so shuffle and initialise equally."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfpar.tf.interop.runtime import global_seed
 
 
 def share_seeds(world: World) -> None:
-    """Every rank goes on from where the first one's global random generators are.
+    """Set the global random generators of every rank to the state of the first rank's.
 
     Those of Python, NumPy, TensorFlow and Keras. TensorFlow gets a global seed if it has none.
     """

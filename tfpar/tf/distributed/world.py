@@ -1,4 +1,4 @@
-"""The processes of a job, seen from one of them."""
+"""World of a process: the job that it is a rank of, and the means to work with the other ranks."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ _LEAVE_S = 60.0  # for the others to come to their end, too
 
 
 class World:
-    """This rank's side of a job of several processes.
+    """Side of this rank in a job of several processes.
 
     Use `this_world`.
 
     Attributes:
-        job: who this process is.
+        job: its rank and size.
         transport: carries collectives.
         exchange: tensors and messages outside of steps.
-        beacon: tells the launcher what this rank is at, and ends it when it hangs.
+        beacon: reports its activity to the launcher, and ends it when it hangs.
         lead: what one rank does for all.
         lockstep: the steps that all ranks take together.
     """
@@ -83,7 +83,9 @@ class World:
         within: Callable[[], TaskProgress | None] | None = None,
         hint: str = "",
     ) -> Iterator[None]:
-        """What other ranks wait for is bounded in time: the beacon ends a rank that hangs in it.
+        """Run a block as an activity that other ranks wait for: the beacon bounds its time.
+
+        A rank that hangs in it is ended.
 
         Args:
             within: tells, to another thread, how far this rank has got.
@@ -130,7 +132,7 @@ class World:
         self._all_leave.set()
 
     def first(self, what: str, make: Callable[[], Any]) -> Any:
-        """What rank 0 makes, on every rank; a JSON value. An error of rank 0 is everyone's.
+        """Run `make` on rank 0, and return its JSON value on every rank; all ranks raise its error.
 
         Raises:
             TfparError: on the other ranks, if `make` failed on the first.
@@ -150,7 +152,7 @@ class World:
             return made
 
     def each(self, what: str, act: Callable[[], None]) -> None:
-        """Every rank acts; once all have, an error of one is everyone's.
+        """Run `act` on every rank; once all have, an error of one is raised on all.
 
         Raises:
             TfparError: on the ranks that have no error of their own.
@@ -277,7 +279,7 @@ def _is_of_a_peer(error: tf.errors.OpError) -> bool:
 
 
 def _waited_for(error: str) -> str:
-    """What a transfer that failed was to bring: the task that makes it, and the ranks."""
+    """Describe the transfer that failed: the task whose result it carries, and its two ranks."""
     found = _TRANSFER.search(error)
     if found is None:
         return ""

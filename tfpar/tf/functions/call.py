@@ -36,7 +36,10 @@ class CallArguments:
 
     @classmethod
     def of(cls, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallArguments:
-        """Raises: TfparError: a value that is no tensor and cannot be told from others."""
+        """Take the arguments of a call apart.
+
+        Raises: TfparError: a value that is no tensor and cannot be compared with others.
+        """
         arguments = (tuple(args), dict(kwargs))
         leaves = tf.nest.flatten(arguments)
         tensors: list[Any] = []
@@ -88,7 +91,7 @@ def is_tensor(value: Any) -> bool:
 
 
 def static_key(value: Any, what: str) -> Any:
-    """What two values share if a trace for one serves the other: equality, as in `tf.function`.
+    """Return a key that is equal for values that one trace serves, as `tf.function` compares them.
 
     Args:
         what: of the value, for the message.

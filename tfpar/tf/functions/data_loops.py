@@ -69,7 +69,7 @@ def _returned(value: Any) -> Any:
 def _probe(
     function: StepFunction, call: CallArguments, sources: Sequence[_Probed]
 ) -> tuple[int, ...] | None:
-    """How many elements a step takes of each iterator; None if it loops over one."""
+    """Count the elements that a step takes of each iterator; None if it loops over one."""
     graph = tf.__internal__.FuncGraph(function.name)
     with function.session.scope(), capturing(), graph.as_default():
         args, kwargs = call.with_tensors(call.tensors, sources)
@@ -106,7 +106,7 @@ def _next(source: Iterator[Any]) -> Any:
 
 
 class _Source(abc.ABC):
-    """What a function sees in the place of an iterator."""
+    """Stand-in for an iterator while a function is traced."""
 
     graph: Any = None
 
@@ -130,7 +130,7 @@ class _Source(abc.ABC):
 
 
 class _Probed(_Source):
-    """Takes real elements, and gives them once more when it is read as an iterator."""
+    """Iterator that takes real elements, and gives them once more when it is read."""
 
     def __init__(self, iterator: Iterator[Any]) -> None:
         self._iterator = iterator
@@ -275,7 +275,7 @@ class _Body:
 
     @contextlib.contextmanager
     def _standing_in(self, state: tuple, held: dict[str, Any]) -> Iterator[None]:
-        """While a step is traced, what the body reads is what the step is fed."""
+        """Let the body read, while a step is traced, what the step is fed."""
         before = self._get_state(), {name: cell.cell_contents for name, cell in self._cells.items()}
         try:
             self._fill(state, held)
@@ -317,7 +317,7 @@ _NOT_RETURNED = UndefinedReturnValue()
 
 
 def _place(key: Any, tensors: Sequence[Any]) -> Any:
-    """Where the state is that the step has for such tensors."""
+    """Return the key, in `StepFunction.states`, of a loop's state after tensors of these specs."""
     return key, repr(argument_specs(tuple(tensors)))
 
 

@@ -1,4 +1,4 @@
-"""What `tap.function` returns: a Python function as steps on a mesh, called as a `tf.function` is.
+"""`StepFunction`, the result of `tap.function`: a Python function that runs as steps on a mesh.
 
 A call is bound to the function's parameters. Its tensors (and arrays) are what a step is fed;
 everything else, Python numbers, strings, None and objects, is static: each set of such values is
@@ -42,12 +42,12 @@ class StepFunction:
         function: a Python function or a `tf.function`.
         input_signature: `tf.TensorSpec`s that the arguments have to fit, and are converted to.
         autograph: turn Python control flow on tensors into ops; of a `tf.function`, as it says.
-        jit_compile: XLA compiles what lies between collectives; None: as a `tf.function` says.
+        jit_compile: XLA compiles what is between collectives; None: as a `tf.function` says.
 
     Attributes:
         python_function: the function as it was written.
         elements_taken: by call, what a step reads of iterators; None for a loop (`data_loops`).
-        jit_compile: whether XLA compiles what lies between collectives.
+        jit_compile: whether XLA compiles what is between collectives.
         states: by step, what a loop over data hands on to its next pass (`data_loops`).
     """
 
@@ -85,7 +85,7 @@ class StepFunction:
 
     @functools.cached_property
     def traced(self) -> Callable[..., Any]:
-        """What is called to trace a step, with control flow on tensors as ops."""
+        """Function to trace: the Python function with control flow on tensors as ops."""
         if not self._autograph:
             return self.python_function
         context = tf.__internal__.autograph.control_status_ctx()
@@ -166,7 +166,7 @@ class StepFunction:
 
     @property
     def executables(self) -> list[Executable]:
-        """Of all steps that were compiled, in order."""
+        """Executables of all steps that were compiled, in order."""
         return [e for trace in self._traces.values() for e in trace.executables.values()]
 
     # --- calls -------------------------------------------------------------------

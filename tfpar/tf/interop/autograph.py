@@ -1,4 +1,4 @@
-"""What AutoGraph puts into the functions that it converts, and whom it asks about loops."""
+"""Hooks into AutoGraph: its scopes and undefined values, and loops over classes of our own."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def fingerprint(tensor: tf.Tensor) -> int:
 
 
 class Traits(NamedTuple):
-    """What numbers come to, rounded or not.
+    """Fingerprint of an array of numbers that tolerates rounding.
 
     Attributes:
         projection: on random numbers, the same for all arrays, over the root of the number of
@@ -43,7 +43,7 @@ class Traits(NamedTuple):
 
 
 def traits(value: np.ndarray) -> Traits:
-    """Of all entries; those of complex ones are of their absolute values."""
+    """Compute the traits of all entries; complex ones count with their absolute values."""
     flat = np.ascontiguousarray(value).reshape(-1)
     draw = np.random.default_rng(0)
     projection = squares = 0.0

@@ -71,7 +71,7 @@ class _InterruptibleGraph(func_graph.FuncGraph):
 
 
 def op_definition(op_type: str) -> op_def_pb2.OpDef:
-    """What TensorFlow knows of an op type: arguments, attributes, whether it is stateful.
+    """Return TensorFlow's definition of an op type: arguments, attributes, whether it is stateful.
 
     Raises:
         KeyError: TensorFlow has no such op type.
@@ -83,7 +83,7 @@ def op_definition(op_type: str) -> op_def_pb2.OpDef:
 
 
 def find_op_definition(op_type: str) -> op_def_pb2.OpDef | None:
-    """As `op_definition`; None where TensorFlow has no such op type."""
+    """Return TensorFlow's definition of an op type; None where it has none."""
     return op_def_registry.get(op_type)
 
 

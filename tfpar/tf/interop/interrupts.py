@@ -37,7 +37,7 @@ class Interrupt:
 
 @contextlib.contextmanager
 def raise_at_ops(*, at_the_end: bool = False) -> Iterator[Callable[[], None]]:
-    """While open, Ctrl-C is a KeyboardInterrupt of the next op that this thread makes.
+    """Turn Ctrl-C, while open, into a KeyboardInterrupt of the next op that this thread makes.
 
     Whoever swallows it gets another one at the op after that, and one is raised at the end at the
     latest. A second Ctrl-C does not wait. Where Python does not handle Ctrl-C (in other threads,

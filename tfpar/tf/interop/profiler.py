@@ -35,7 +35,7 @@ class OpEvent(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """What was marked (`mark`), from start to end likewise."""
+    """Span of time that was marked by `mark`, with start and end like those of `OpEvent`."""
 
     name: str
     start: int
@@ -43,7 +43,7 @@ class Mark(NamedTuple):
 
 
 class Profile(NamedTuple):
-    """What ran while the profiler did."""
+    """Result of profiling: the ops that ran, and the marked spans."""
 
     ops: list[OpEvent]
     marks: list[Mark]

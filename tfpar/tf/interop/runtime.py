@@ -44,7 +44,7 @@ def start_server(
 
 
 def global_seed() -> int | None:
-    """What `tf.random.set_seed` was last given."""
+    """Return the seed that `tf.random.set_seed` was last given."""
     return context.global_seed()
 
 

@@ -1,4 +1,4 @@
-"""Variables without a value, and what gradient tapes are told of them."""
+"""Variables without a value, and notes of reads and uses for gradient tapes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def note_use(variable: tf.Variable) -> None:
 
 
 def without_tapes() -> contextlib.AbstractContextManager[None]:
-    """What runs inside is recorded by no gradient tape."""
+    """Return a context in which no gradient tape records."""
     return record.stop_recording()
 
 

@@ -1,4 +1,4 @@
-"""Ops of TensorFlow, told of as they are made."""
+"""Observation of TensorFlow ops as they are created."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tensorflow.python.framework import op_callbacks
 
 @contextlib.contextmanager
 def watched_ops(callback: Callable[..., Sequence[tf.Tensor] | None]) -> Iterator[None]:
-    """While open, `callback(op_type, inputs, attrs, outputs, ...)` is told of each op that is made.
+    """Call `callback(op_type, inputs, attrs, outputs, ...)`, while open, for each op that is made.
 
     What it returns takes the place of the outputs, unless that is None.
     """

@@ -1,4 +1,4 @@
-"""What leaves the process as a graph of TensorFlow: SavedModels and frozen graphs."""
+"""Hooks into the writing of TensorFlow graphs: SavedModels and frozen graphs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _change_saved_graphs(change: Callable[[graph_pb2.GraphDef], bool]) -> None:
 
 
 def _change_frozen_graphs(change: Callable[[graph_pb2.GraphDef], bool]) -> None:
-    """All that freezes a function of TensorFlow 2 has its calls inlined first."""
+    """Hook into the inlining of calls, which comes first whenever a function is frozen."""
     original = convert_to_constants._run_inline_graph_optimization
 
     @functools.wraps(original)

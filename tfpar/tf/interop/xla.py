@@ -1,4 +1,4 @@
-"""What XLA can compile, as TensorFlow's registry of kernels tells."""
+"""Kernels that XLA can compile, by TensorFlow's registry."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-
+"""Integration with Keras: training loop, callbacks, saving and checkpoints of parallel models."""

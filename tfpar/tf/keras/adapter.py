@@ -92,8 +92,11 @@ def install() -> None:
 
 
 def _install_fitting() -> None:
-    """Where `fit` fails, let a checkpoint that is being written become complete, and a timeline
-    that is being recorded be none; let go of what it held, however it ends."""
+    """Wrap `fit` so that checkpoints, timelines and held objects are settled however it ends.
+
+    If it fails, a checkpoint that is being written is completed, and a timeline that is being
+    recorded is dropped.
+    """
     original = TensorFlowTrainer.fit
 
     @functools.wraps(original)
@@ -165,7 +168,7 @@ def _on_the_same_mesh(copy: Callable[..., keras.Model]) -> Callable[..., keras.M
 
 
 def _deepcopied(model: keras.Model | None, memo: dict[int, Any]) -> keras.Model:
-    """What `copy.deepcopy` makes of a parallel model."""
+    """Make the copy of a parallel model that `copy.deepcopy` returns."""
     assert model is not None  # it is being copied
     restore, arguments = _reduce(model)
     with _parallel[model].session.scope():
@@ -210,12 +213,12 @@ def _install_saving(module: ModuleType, name: str) -> None:
 
 
 def parallel_model(model: keras.Model) -> ParallelModel | None:
-    """What tfpar knows of `model`, or None if it is an ordinary model."""
+    """Return the parallel state of `model`, or None if it is an ordinary model."""
     return _parallel.get(model)
 
 
 def state_of(model: Any, *, compiled: bool = False) -> ParallelModel:
-    """What tfpar knows of a parallel model.
+    """Return the parallel state of a model that has to be parallel.
 
     Args:
         compiled: it has to be that too.
@@ -270,7 +273,7 @@ def adopt(model: keras.Model, session: Session) -> ParallelModel:
 
 
 def _kinds(model: keras.Model) -> list[str]:
-    """Of the functions that the model makes for a batch; KerasHub's generate, too."""
+    """List the functions that the model makes for a batch, KerasHub's generate included."""
     return [k for k in STEPS if hasattr(type(model), f"make_{k}_function")]
 
 

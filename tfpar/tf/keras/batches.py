@@ -1,4 +1,4 @@
-"""What users give as a batch, looked at before a step is traced for it."""
+"""Checks of the batches that users give, made before a step is traced for them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def check_batch(name: str, batch: Any) -> None:
 
 
 def check_training_batch(name: str, batch: Any, model: keras.Model) -> None:
-    """As `check_batch`; and refuse a batch without labels for a model that has a loss of them."""
+    """Check a batch as `check_batch` does, and that it has labels if a loss needs them."""
     check_batch(name, batch)
     x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
     own = type(model).train_step is not keras.Model.train_step

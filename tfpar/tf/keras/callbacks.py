@@ -25,7 +25,7 @@ WRITERS = (
     keras.callbacks.RemoteMonitor,
     keras.callbacks.TensorBoard,
 )
-"""Callbacks that write what all ranks would write alike."""
+"""Callbacks that write what is equal on all ranks."""
 
 
 def install_callbacks(parallel_model: Callable[[keras.Model], ParallelModel | None]) -> None:
@@ -76,7 +76,7 @@ def _for_processes(
 
 
 class SameLogs(keras.callbacks.Callback):
-    """Every rank sees the first one's logs of an epoch, so that all decide alike."""
+    """Callback that gives every rank the first rank's logs of an epoch: all decide equally."""
 
     def __init__(self, world: World) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Checkpoints while training: sharded, complete or not there, and resumed from by themselves."""
+"""Checkpoint callback: sharded, atomic checkpoints while training, from which `fit` resumes."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class StopSignal(keras.callbacks.Callback):
 
 
 class Checkpoint(StopSignal):
-    """Saves a parallel model while it trains, and resumes from what it finds.
+    """Callback that saves a parallel model while it trains, and resumes from what it finds.
 
         model.fit(dataset, epochs=10, callbacks=[tap.Checkpoint("/shared/run1", every=500)])
 
@@ -329,7 +329,7 @@ def _restore_values(state: ParallelModel, path: str) -> tuple[Reader, Position]:
 
 
 def _position(reader: Reader) -> Position:
-    """Where training stood; at the start for another's TensorFlow checkpoint."""
+    """Return the position of training that a checkpoint holds; the start for one not of tfpar."""
     if reader.step is None:
         return Position()
     try:

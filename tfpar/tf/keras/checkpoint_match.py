@@ -1,4 +1,4 @@
-"""Variables of a model and of a checkpoint: which is which, and in what another model differs."""
+"""Matching of a model's variables to those of a checkpoint, and their differences if it fails."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SHOWN = 5  # names in a message
 
 
 class ModelRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a checkpoint says of the model that it was made of.
+    """Record, in a checkpoint, of the model that it was made of.
 
     Attributes:
         optimizers: their classes.
@@ -124,7 +124,7 @@ def _differences(
     tensors: Mapping[str, tuple[_Tensor, _Tensor | None]],
     left: Collection[str],
 ) -> Iterator[str]:
-    """In what the checkpoint's model is another one, each in a few words.
+    """Yield the differences of the checkpoint's model, each in a few words.
 
     Args:
         tensors: by the model's names, what it has and what the checkpoint has.

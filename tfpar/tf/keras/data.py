@@ -21,7 +21,7 @@ from tfpar.tf.keras.preprocessing import batch_as_fit_feeds
 def shard_data(
     model: keras.Model, make: Callable[[int, int], tf.data.Dataset], batch: Any
 ) -> tf.data.Dataset:
-    """A dataset for `fit` of which each process reads only what it needs.
+    """Make a dataset for `fit` of which each process reads only what it needs.
 
         def part(index, count):
             files = tf.data.Dataset.list_files("*.tfrecord", shuffle=False).shard(count, index)

@@ -19,7 +19,7 @@ SAVING = ("save", "save_weights", "export", "load_weights")
 
 
 class ModelFileMethods:
-    """What takes the place of a model's own methods, with their arguments.
+    """Replacements of a model's own file methods, with the same arguments.
 
     Args:
         state: of the model.
@@ -40,7 +40,7 @@ class ModelFileMethods:
         self.write(self._own("export"), filepath, args, kwargs, self._state.whole)
 
     def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
-        """Every rank reads what it stores."""
+        """Load weights; every rank reads what it stores."""
         self._state.load_weights(os.fspath(filepath), *args, **kwargs)
 
     def write(

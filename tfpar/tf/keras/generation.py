@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class GenerateFunction:
-    """Takes the place of `tf.function(model.generate_step)`.
+    """Function that takes the place of `tf.function(model.generate_step)`.
 
     As there, tensors are fed, everything else is a constant of the step, and Python control flow on
     tensors becomes ops.

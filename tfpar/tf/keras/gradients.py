@@ -22,7 +22,7 @@ Visit = Callable[[list[Any], list[Any]], "list[Any] | None"]
 
 @contextlib.contextmanager
 def visited_gradients(visit: Visit) -> Iterator[None]:
-    """While the current graph is traced inside, `visit` sees what enters `apply` of optimizers.
+    """Let `visit` see what enters `apply` of optimizers while the current graph is traced inside.
 
     Of optimizers that call each other (loss scaling) the outermost counts. Gradients that are made
     in a branch or a loop are no tensors of the step: they are applied unseen.
@@ -65,7 +65,7 @@ def visited_gradients(visit: Visit) -> Iterator[None]:
 
 @contextlib.contextmanager
 def marked_gradients(*, update: bool = True) -> Iterator[None]:
-    """While the current graph is traced inside, it collects what enters `apply` of optimizers.
+    """Collect what enters `apply` of optimizers while the current graph is traced inside.
 
     The collection is `GRADIENTS`, in the order of the calls: each variable with its gradient, of a
     sparse one the values and the indices. See `visited_gradients` for what is not seen.

@@ -1,4 +1,4 @@
-"""Shape and dtype of a Keras weight, read off its initializer instead of traced.
+"""Shape and dtype of a Keras weight, read from its initializer instead of traced.
 
 Keras makes a weight from `lambda: initializer(self._shape, dtype=self._dtype)`. Its common
 initializers give what they are asked for, whatever it is; tracing one costs about a millisecond.

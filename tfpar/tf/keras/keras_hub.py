@@ -1,4 +1,4 @@
-"""What KerasHub writes (presets, LoRA weights, exports), written once where ranks are processes.
+"""Single-writer hooks for KerasHub's files (presets, LoRA weights, exports) on ranks as processes.
 
 Its models, preprocessors, tokenizers and converters open their files themselves. Here the first
 rank does so, and the others hand it what they store of split weights.

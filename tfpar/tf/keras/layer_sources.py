@@ -1,4 +1,4 @@
-"""What a Keras model is made of, and where in the user's program: `model.py:42`."""
+"""Layers of a Keras model, each with its source line in the user's program: `model.py:42`."""
 
 from __future__ import annotations
 

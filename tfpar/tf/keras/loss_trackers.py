@@ -17,7 +17,7 @@ import tensorflow as tf
 
 @contextlib.contextmanager
 def equal_weights(model: keras.Model) -> Iterator[None]:
-    """While tracing inside, the loss trackers of `model` weigh all batches alike."""
+    """Run a block in which the loss trackers of `model` weigh all batches equally."""
     original = keras.metrics.Mean.update_state
 
     @functools.wraps(original)

@@ -37,7 +37,7 @@ _UNKNOWN = (None, False, "")
 
 
 class ParallelModel:
-    """Gives a Keras model's `make_*_function`s the partitioned programs.
+    """Parallel state of a Keras model, whose `make_*_function`s it gives partitioned programs.
 
     Attributes:
         model: the user's model (held weakly: the model owns this object).
@@ -73,7 +73,7 @@ class ParallelModel:
 
     @property
     def mesh(self) -> Mesh:
-        """That of the plan in force; without one, that of the ranks that are planned for."""
+        """Mesh of the plan in force; without one, that of the ranks that are planned for."""
         return self.plan.mesh if self.plan is not None else self.session.stage_mesh
 
     @property
@@ -201,7 +201,7 @@ class ParallelModel:
     # --- variables ---------------------------------------------------------------
 
     def keras_variables(self) -> list[Any]:
-        """Every Keras variable of the model: weights, metrics, seeds, optimizer."""
+        """List every Keras variable of the model: weights, metrics, seeds, optimizer."""
         found = [*self.model.variables, *getattr(self.model, "metrics_variables", [])]
         for optimizer in self.optimizers:
             found += list(optimizer.variables)
@@ -216,7 +216,7 @@ class ParallelModel:
         return list({id(o): o for o in found if o is not None}.values())
 
     def variable_name(self, variable: tf.Variable) -> VariableName:
-        """What a captured variable is called, and whether it is a weight of the model."""
+        """Return the name of a captured variable, and whether it is a weight of the model."""
         holder, is_weight, place = self._holders.get(id(variable), _UNKNOWN)
         if holder is None or holder._value is not variable:
             # Looked up anew only now: Keras walks over all layers for it.
@@ -269,7 +269,7 @@ class ParallelModel:
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
-        """Every variable is whole inside, for functions that read its handle."""
+        """Make every variable whole inside, for functions that read its handle."""
         with contextlib.ExitStack() as stack:
             for variable in self.named_variables().values():
                 if isinstance(variable, ParallelVariable):
@@ -290,14 +290,14 @@ class ParallelModel:
     def load_weights_too(
         self, path: str, args: Sequence[Any], kwargs: dict[str, Any], optimizer_built: bool
     ) -> None:
-        """What the other ranks do when the first one, leading, loads weights."""
+        """Load weights on this rank, as the first rank, leading, does."""
         if optimizer_built:
             self.build_optimizer(force=True)
         self.load_weights(path, *args, **kwargs)
 
 
 def drop_optionals(data: Any) -> Any:
-    """None for missing values, as Keras does with `tf.experimental.Optional`."""
+    """Replace missing values by None, as Keras does with `tf.experimental.Optional`."""
     return tree.map_structure(
         lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, data
     )

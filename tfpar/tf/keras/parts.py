@@ -16,7 +16,7 @@ def mark_parts(dataset: tf.data.Dataset, count: int) -> None:
 
 
 def parts_of(iterator: Iterator[Any]) -> int:
-    """Of how many parts of a global batch `iterator` gives one; 1 where it gives the whole."""
+    """Count the parts of a global batch, of which `iterator` gives one; 1 if it gives the whole."""
     todo = [getattr(iterator, "_dataset", None)]
     while todo:
         dataset = todo.pop()

@@ -1,4 +1,4 @@
-"""What a model does to its data before a step sees them: KerasHub's tasks tokenize, resize, label.
+"""Preprocessing that a model applies to its data: KerasHub's tasks tokenize, resize, label.
 
 `fit` of such a task maps its `preprocess_samples` over the data. Whatever else takes a batch from
 the user, to plan or to compare, does the same here.
@@ -13,7 +13,7 @@ import tensorflow as tf
 
 
 def batch_as_fit_feeds(model: keras.Model, batch: Any) -> Any:
-    """What the model's `train_step` gets where its `fit` is given `batch`.
+    """Preprocess `batch` as the model's `fit` does before its `train_step` gets it.
 
     Args:
         batch: `(x, y)` or `(x, y, sample_weight)`, or `x` alone. `tf.TensorSpec`s, and a dict

@@ -17,7 +17,7 @@ from tfpar.spec.arguments import argument_error, integer
 
 @dataclasses.dataclass(frozen=True)
 class Position:
-    """Where training stands.
+    """Position of training: epoch, batch and step.
 
     Attributes:
         epoch: that is under way, from 0.
@@ -64,7 +64,7 @@ class Replay:
         self._source: Any = None
 
     def source(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        """What to read in place of `iterator`, which Keras has made for the epoch."""
+        """Return the iterator to read in place of the `iterator` that Keras made for the epoch."""
         if self._source is None:
             self._given = iterator
             self._source = self._after_epochs(iterator)

@@ -1,4 +1,4 @@
-"""`tf.saved_model.save` of what has split variables: whole values, written once."""
+"""`tf.saved_model.save` of objects with sharded variables: whole values, written once."""
 
 from __future__ import annotations
 

@@ -89,7 +89,10 @@ def leave() -> None:
 
 @functools.cache
 def _leave_at_exit() -> None:
-    """Once the job is joined: what is registered last runs first, and others are left after it."""
+    """Register `leave`, once the job is joined, so that it runs before the others are left.
+
+    What is registered last runs first.
+    """
     atexit.register(leave)
 
 
@@ -105,7 +108,7 @@ def _completed(writing: Draft | BackgroundWriter, world: World | None) -> str:
 
 
 def _draft(state: ParallelModel, folder: str, position: Position, keep: int) -> Draft:
-    """What this process has to write; values are read when they are written."""
+    """List what this process writes of a checkpoint; values are read when they are written."""
     world, everyone = state.world, state.session.mesh
     token = first(world, "starting a checkpoint", lambda: secrets.token_hex(4))
     variables = state.named_variables()
@@ -131,7 +134,7 @@ def _draft(state: ParallelModel, folder: str, position: Position, keep: int) -> 
 
 
 def first(world: World | None, what: str, make: Callable[[], Any]) -> Any:
-    """What the first rank makes, on all; see `World.first`."""
+    """Make a value on the first rank and return it on all ranks; see `World.first`."""
     return make() if world is None else world.first(what, make)
 
 
@@ -141,7 +144,7 @@ def each(world: World | None, what: str, act: Callable[[], None]) -> None:
 
 
 class _Laid(NamedTuple):
-    """How a variable lies on ranks of the job, all or some: whose ranks those of `mesh` are."""
+    """Layout of a variable on all or some ranks of the job: `members` are the ranks of `mesh`."""
 
     mesh: Mesh
     spec: Spec
@@ -149,7 +152,7 @@ class _Laid(NamedTuple):
 
     @classmethod
     def of(cls, variable: tf.Variable, everyone: Mesh) -> _Laid:
-        """What is not laid out counts as replicated."""
+        """Return the layout of a variable; one that has none counts as replicated."""
         if isinstance(variable, ParallelVariable) and variable.layout and variable.ranks:
             return cls(*variable.layout, variable.ranks.members)
         return cls(everyone, replicated_spec(everyone.num_axes), tuple(range(everyone.size)))
@@ -159,7 +162,7 @@ class _Laid(NamedTuple):
         return self.members.index(rank) if rank in self.members else -1
 
     def boxes(self, shape: Sequence[int], rank: int) -> list[Box]:
-        """What `rank` of the job stores."""
+        """Return the boxes that `rank` of the job stores."""
         return list_boxes(tuple(shape), self.spec, self.mesh, self.place(rank))
 
 
@@ -180,7 +183,7 @@ def _writers(
 
 
 def _shard_of(variable: tf.Variable, rank: int) -> tf.Tensor:
-    """What `rank` of its mesh stores; the whole of what is not laid out."""
+    """Read the shard of `rank` of the mesh; the whole value of a variable that is not sharded."""
     if isinstance(variable, ParallelVariable) and variable.is_sharded:
         return variable.shards[rank].read_value()
     return variable.read_value()

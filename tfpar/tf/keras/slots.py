@@ -1,4 +1,4 @@
-"""How much an optimizer keeps for each weight, without making it."""
+"""Size of an optimizer's slots for each weight, found without creating them."""
 
 from __future__ import annotations
 

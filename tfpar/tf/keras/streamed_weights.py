@@ -4,7 +4,7 @@ A kernel of 8192 x 8192 floats takes 256 MiB. Split by rows over four ranks, eac
 it. But `model.load_weights` reads one whole array after another, so each rank would read all 256
 MiB and need memory for them. While `streamed_weights` is open:
 
-- What Keras reads of a large dataset is a `StoredValue`: a shape, a dtype, and where it lies.
+- What Keras reads of a large dataset is a `StoredValue`: a shape, a dtype, and where it is stored.
 - A variable of tfpar's takes that as it is, and each rank reads the part that it stores: at once
   or, if the variable is still pending, when it is sharded.
 - Anything else that Keras or a layer does with it turns it into an ordinary array.
@@ -40,9 +40,9 @@ _find_dataset = getattr(saving_lib, "safe_get_h5_dataset", operator.getitem)
 
 @contextlib.contextmanager
 def streamed_weights(small_bytes: int = SMALL_BYTES) -> Iterator[None]:
-    """While open, Keras loads weights (`load_weights`, `load_model`) without reading them whole.
+    """Let Keras load weights (`load_weights`, `load_model`) in a block without reading them whole.
 
-    A value that its variable reads later, when it is laid out, must still lie in its file by then:
+    A value that its variable reads later, when it is sharded, must still be in its file by then:
     reading it raises a `TfparError` if the file has changed.
 
     Args:
@@ -96,7 +96,7 @@ def _read_in_place(model: keras.Model) -> bool:
 
 
 def _place_of(store: Any, dataset: h5py.Dataset) -> DatasetAt | None:
-    """Where a dataset can be found again; None if it lies in memory, or may soon be gone."""
+    """Return where to find a dataset again; None if it is in memory, or may soon be deleted."""
     archive = store.archive
     path = dataset.file.filename if archive is None else archive.filename
     if path is None or not os.path.isfile(path) or _is_temporary(path):

@@ -12,7 +12,9 @@ from tfpar.tf.distributed.job import Job
 
 
 class Timeline(keras.callbacks.Callback):
-    """Writes what every rank did in a few training steps, for https://ui.perfetto.dev to show.
+    """Callback that records what every rank does in a few training steps.
+
+    https://ui.perfetto.dev shows its file.
 
         model.fit(dataset, callbacks=[tap.Timeline("t.json", steps=(10, 12))])
 

@@ -1,4 +1,4 @@
-"""Where the variables of a Keras model are: the layers that hold them, whatever they are called."""
+"""Paths of a Keras model's variables by the layers that hold them, independent of their names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import keras
 
 
 def variable_paths(model: keras.Model) -> dict[int, str]:
-    """By `id` of each weight and seed: the names from the model to it, `net/encoder/a/kernel`.
+    """Map `id` of each weight and seed to its path in the model, `net/encoder/a/kernel`.
 
     What several layers share is where the first of them has it.
     """

@@ -1,4 +1,4 @@
-"""Before they link, ranks agree on what they run.
+"""Agreement of ranks on their programs and connections, before the programs are linked.
 
 Ranks of one group compare their programs, op by op. All ranks compare what they send each other,
 and learn of the groups that any of them needs: to make a group takes every rank.
@@ -61,7 +61,7 @@ def agree_on_programs(world: World, programs: ProgramSet) -> Connections:
 
 
 def exchanges_of(group: Group, program: LocalProgram) -> dict[str, Any]:
-    """What the ranks of a group exchange among themselves and with others, as JSON knows it."""
+    """List the collectives and transfers of a group of ranks, inside and with others, as JSON."""
     mesh = program.mesh
     ops = (op for each in program.graphs() for op in each.ops)
     axes = dict.fromkeys(op.attrs["axes"] for op in ops if op.type in COLLECTIVE_TYPES)
@@ -75,7 +75,7 @@ def exchanges_of(group: Group, program: LocalProgram) -> dict[str, Any]:
 
 
 def connections(told: Sequence[Mapping[str, Any]]) -> Connections:
-    """What all `exchanges_of` groups need; ranks of a group may say the same.
+    """Merge the connections that all groups' `exchanges_of` need; ranks of a group may repeat it.
 
     Raises:
         RuntimeMismatchError: a transfer has one end only, or its ends are of two shapes.
@@ -97,7 +97,7 @@ def _end(
 
 @dataclasses.dataclass(frozen=True)
 class OpOutline:
-    """What ranks compare of an op, as JSON knows it.
+    """Outline of an op that ranks compare, as JSON.
 
     Attributes:
         name: its type, if it is one of a body.
@@ -117,7 +117,7 @@ class OpOutline:
 
 
 def outline(program: LocalProgram) -> list[OpOutline]:
-    """Every op, in order; the same on every rank that runs `program`.
+    """Outline every op, in order; the result is equal on all ranks that run `program`.
 
     Behind the program come the bodies that its loops, branches and calls name. TensorFlow counts
     in their names, and in those of their inputs, what a process has traced so far, which is more on
@@ -140,7 +140,7 @@ def outline(program: LocalProgram) -> list[OpOutline]:
 
 
 def _attributes(op: Op, numbers: Mapping[FunctionRef, int]) -> dict[str, str]:
-    """The attributes that have to be alike: not TensorFlow's notes, in which it counts, too."""
+    """The attributes that have to be equal: not TensorFlow's notes, in which it counts, too."""
     if op.type in CONSTANTS:  # those that matter are in the shapes around them
         return {}
     return {
@@ -198,7 +198,11 @@ def _first_difference(ops: Sequence[int], others: Sequence[int]) -> int:
 def _difference(
     ranks: Group, at: int, there: Sequence[tuple[str, Mapping[str, Any] | None]]
 ) -> str:
-    """Where the programs of two ranks part; `there` is the mesh of each, and its op at `at`."""
+    """Describe the first difference between the programs of two ranks.
+
+    Args:
+        there: of each rank, its mesh and its op at `at`.
+    """
     (first, other), ((mesh, op), (other_mesh, other_op)) = ranks, there
     if mesh == other_mesh:
         scope = ((op or other_op or {}).get("name", "")).rpartition("/")[0]

@@ -1,4 +1,4 @@
-"""What is checked after a program's first step: variables lie as planned, and copies agree."""
+"""Checks after a program's first step: variables are placed as planned, and copies are equal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tfpar.tf.runtime.copies import Copies, PlacedVariable
 
 
 def check_placement(placed: Sequence[PlacedVariable]) -> None:
-    """Check that every variable lies where the plan says.
+    """Check that every variable is placed where the plan says.
 
     Raises:
         RuntimeMismatchError: names the first variable and rank that differ.

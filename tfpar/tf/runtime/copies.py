@@ -46,12 +46,12 @@ class Copies:
 
     @property
     def shards(self) -> dict[int, tf.Variable]:
-        """What each rank of this process uses, by its rank in the job."""
+        """Shards that the ranks of this process use, by rank in the job."""
         return {self.members[rank]: shard for rank, shard in self.variable.shards.items()}
 
     @property
     def shard_bytes(self) -> int:
-        """Of each rank; of the largest, where shards differ."""
+        """Bytes of each rank's shard; of the largest, where shards differ."""
         lengths = list(self.variable.shape)
         for axis, placement in enumerate(self.spec):
             if isinstance(placement, Shard):

@@ -1,4 +1,4 @@
-"""What there is to run on: the ranks, and the cluster that plans are made for if none is named."""
+"""Detection of the hardware: the ranks, and the cluster to plan for if the user names none."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LOCAL = "local"
 
 
 def every_rank() -> Mesh:
-    """All processes of the job, by machine; in a process that runs alone, its GPUs.
+    """Return the mesh of all processes of the job, by machine; without a job, of this one's GPUs.
 
     Raises:
         TfparError: neither a job nor a GPU.
@@ -53,10 +53,10 @@ def every_rank() -> Mesh:
 def find_machines(
     mesh: Mesh, value: Cluster | Mapping[str, Any] | str | os.PathLike[str] | None = None
 ) -> Cluster:
-    """The cluster to plan for: as `named.find_cluster` finds it, and what is here for None.
+    """Return the cluster to plan for, as `lookup.find_cluster` does; for None what is here.
 
     Raises:
-        TfparError: as `named.find_cluster`, or the mesh has more ranks than there are devices.
+        TfparError: as `lookup.find_cluster`, or the mesh has more ranks than there are devices.
     """
     local = value is None or value == LOCAL
     cluster = detect_cluster(mesh) if local else find_cluster(value, mesh)  # type: ignore[arg-type]

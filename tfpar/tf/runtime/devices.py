@@ -1,4 +1,4 @@
-"""Which device each in-process rank runs on."""
+"""Devices of the in-process ranks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def rank_devices(num_ranks: int) -> list[str]:
 
 
 def num_gpus() -> int:
-    """How many there are for ranks: of one that is cut into logical devices, each of these."""
+    """Count the GPUs for ranks; of one that is cut into logical devices, each of these counts."""
     gpus = tf.config.list_physical_devices("GPU")
     if runtime.is_started() and gpus:
         return len(tf.config.list_logical_devices("GPU"))
@@ -100,7 +100,7 @@ def host_of(device: str) -> str:
 
 
 def holders(spec: Spec, mesh: Mesh, devices: Sequence[str]) -> tuple[int, ...]:
-    """For each rank, the rank whose shard of a variable laid as `spec` it uses.
+    """Return, for each rank, the rank whose shard of a variable of spec `spec` it uses.
 
     Ranks in one memory whose shards are the same hold them once, with the first of them.
     """

@@ -82,7 +82,7 @@ class Executable:
 
     @property
     def local(self) -> LocalProgram:
-        """What every rank runs; of a step in stages all of it."""
+        """Local program that every rank runs; of a staged step, the program with all stages."""
         return self.compiled.local
 
     @property
@@ -120,7 +120,7 @@ class Executable:
         return self.captured.pack_outputs(flat)
 
     def check(self) -> None:
-        """Check that variables lie where the step has laid them, and that ranks agree on what they
+        """Check that variables are where the step placed them, and that ranks agree on what they
         hold in common; where ranks are processes, all call it together, after the same step.
 
         Raises:
@@ -136,7 +136,7 @@ class Executable:
             self._held_in_common().compare(f"up to the last {self.name}")
 
     def _held_in_common(self) -> SharedState:
-        """What ranks, which are processes, hold in common of the step's variables."""
+        """Return the state that the ranks, which are processes, share of the step's variables."""
         if self._shared is None:
             assert self.ranks.world is not None
             self._shared = SharedState([*self._placed().values()], self.ranks.world)
@@ -174,7 +174,9 @@ class Executable:
         }
 
     def _placed(self) -> dict[int, PlacedVariable]:
-        """Where each variable of the step lies, by its place among them.
+        """Find the placement of each variable of the step, by its index among them.
+
+        A variable of several groups is a scalar, of which each rank has a copy.
 
         What several groups have is a scalar, which each rank has a copy of.
         """
@@ -208,7 +210,7 @@ class Executable:
             variable.shard(mesh, spec, ranks, holding[i])
 
     def _refresh_handles(self) -> None:
-        """Variables may have been gathered or laid otherwise since the last call."""
+        """Refresh the handles: variables may have been gathered or moved since the last call."""
         current = [v.state for v in self.captured.variables]
         if len(current) == len(self._states) and all(
             a is b for a, b in zip(current, self._states, strict=True)
@@ -225,7 +227,7 @@ class Executable:
 
 
 def _handles(variable: ParallelVariable, group: Group) -> dict[int, tf.Tensor]:
-    """Those of the shards of a group's ranks in this process, by rank of the group."""
+    """Return the handles of a group's shards in this process, by rank of the group."""
     assert variable.ranks is not None
     members = variable.ranks.members
     return {

@@ -1,4 +1,4 @@
-"""Where the ranks of a mesh live: all in this process, or one in each process of a job.
+"""Ranks of a mesh and their processes: all in this one, or one in each process of a job.
 
 The mesh is that of all ranks, or of a part of them: of the ranks that run a stage.
 """
@@ -57,7 +57,7 @@ class Ranks:
         return cls(devices, world)
 
     def part(self, group: tuple[int, ...]) -> Ranks:
-        """Some of all ranks: the i-th of them is `group[i]`. Of the same ones the same object."""
+        """Return some of the ranks: the i-th is `group[i]`. Equal groups give the same object."""
         if group == self.members:
             return self
         if group not in self._parts:

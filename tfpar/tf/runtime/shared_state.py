@@ -1,4 +1,4 @@
-"""Comparison, while they train, of what ranks hold in common of a step's variables.
+"""Comparison, during training, of the copies that ranks hold of a step's variables.
 
 A step gives all ranks that hold a copy of something the same. It is another on one of them if it
 was changed outside of steps there alone, as by a callback under `if rank == 0`. Ranks compare
@@ -98,7 +98,7 @@ class SharedState:
             self._judge(windows, differing, since.astype(int), when)
 
     def _gathered(self, own: np.ndarray) -> np.ndarray:
-        """What each rank says, by its rank."""
+        """All-gather an array; return those of all ranks, stacked by rank."""
         told = self._world.exchange.all_gather(tf.constant(own))
         return np.stack([each.numpy() for each in told])
 
@@ -247,7 +247,7 @@ def _traced(shards: Sequence[tf.Variable], sizes: Sequence[int]) -> Callable[...
 
 
 def _assigners(name: str, times: Sequence[int]) -> str:
-    """Which ranks have assigned a variable, and the others, or more of them, have not."""
+    """Describe which ranks assigned a variable more often than others did."""
     common = max(set(times), key=lambda n: (times.count(n), -n))
     odd = [rank for rank, n in enumerate(times) if n != common]
     ranks = f"rank{'s' * (len(odd) > 1)} {', '.join(map(str, odd))}"

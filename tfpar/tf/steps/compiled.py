@@ -52,14 +52,14 @@ VariableNames = Callable[[tf.Variable], VariableName]
 
 
 class CompiledFunction:
-    """A step compiled anew for each set of argument shapes; one plan for all.
+    """A step that is compiled for each set of argument shapes, by one plan.
 
     Args:
         program: the session, and the plan shared with other steps.
         function: the step; called with the arguments while tracing.
         names: of each captured variable.
         part: the step is part of the planned one (an evaluation or a prediction).
-        jit_compile: XLA compiles what lies between collectives.
+        jit_compile: XLA compiles what is between collectives.
         trains: the step may run in chunks; by default if it is not part of another.
         several: the program has steps of other ops too (other traces, other fetches): the plan of
             one serves all that have its weights.
@@ -247,7 +247,7 @@ class CompiledFunction:
         return reporting(f"{doing} the {self._name.replace('_', ' ')}", wanted=self.session.tells)
 
     def _staged(self, captured: CapturedStep, plan: Plan) -> PipelineLowering | None:
-        """How a captured step runs in the stages of its plan, which cut it in place."""
+        """Lower a captured step, in place, to the stages of its plan; None if it has no stages."""
         if plan.stages is None:
             return None
         machines = self._machines(plan)
@@ -257,7 +257,7 @@ class CompiledFunction:
         return lower_to_stages(captured, plan.stages, self._part, slicing)
 
     def _machines(self, plan: Plan) -> Cluster | None:
-        """What a plan's program is made for: what a planner planned for, or the user named.
+        """Return the cluster that a plan's program is made for: the planner's, or the user's.
 
         A plan of constraints may have prices on machines that were only detected: they are shown,
         and change nothing of the program.
@@ -272,7 +272,7 @@ class CompiledFunction:
         stages: PipelineLowering | None,
         batched: Collection[Tensor],
     ) -> CompileOptions:
-        """What the plan and the session's options fix of the program."""
+        """Combine the plan and the session's options into the options of the compilation."""
         options, mesh = self.session.options, plan.mesh
         early = options.early_collectives
         axes = [mesh.axis(n) for n in plan.batch_axes]
@@ -309,19 +309,19 @@ class CompiledFunction:
         )
 
     def _microbatches(self, plan: Plan) -> int:
-        """In how many pieces the step computes the batch whose gradients are added up."""
+        """Return the number of microbatches of the batch, whose gradients are added up."""
         if self._trains:
             pipeline = self.session.pipeline
             return plan.microbatches if pipeline is None else pipeline.order.num_microbatches
         return 1 if plan.stages is None else plan.microbatches
 
     def _batch_statistics(self, plan: Plan) -> BatchStatisticsOf:
-        """What normalisations take their statistics over."""
+        """Return the batch statistics of normalisations: exact, or those of a microbatch."""
         pipeline = self.session.pipeline
         return plan.batch_statistics if pipeline is None else pipeline.batch_statistics
 
     def _chunks(self, plan: Plan) -> int:
-        """How many chunks of the batch the step computes one behind the other."""
+        """Return the number of chunks of the batch that the step computes one after another."""
         if not self._trains or plan.mesh.size == 1:
             return 1
         return self.session.options.chunks or plan.chunks

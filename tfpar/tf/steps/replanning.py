@@ -1,7 +1,9 @@
-"""A model that trains takes another plan, between two steps, and goes on with the same numbers.
+"""Replanning of a model in training: it takes another plan between two steps.
+
+It goes on with the same numbers.
 
 Nothing is copied: weights, slots, metrics and seeds are the same variables. The next step is
-compiled by the new plan, and lays each of them anew, one after another: at most one is whole in
+compiled by the new plan, and reshards each of them, one after another: at most one is whole in
 memory at a time.
 """
 
@@ -22,7 +24,7 @@ logger = logging.getLogger("tfpar")
 
 
 class ReplanResult(NamedTuple):
-    """What planning anew came to; seconds of a step as predicted on the machines as they are now.
+    """Result of replanning; seconds of a step are predicted on the machines as they are now.
 
     Attributes:
         before_s: of the plan that was in force.
@@ -49,7 +51,7 @@ def check_can_replan(session: Session) -> None:
 def replan(
     step: CompiledFunction, executable: Executable, cluster: Cluster, step_s: float, gain: float
 ) -> ReplanResult | None:
-    """Plan a training step anew for the machines as they are, and take the plan if it gains enough.
+    """Replan a training step for the machines as they are; take the plan if it gains enough.
 
     The first rank searches, and all ranks take what it finds; all call this together, after the
     same step.

@@ -15,11 +15,11 @@ class SharedPlan:
     Attributes:
         plan: found for its training step; None before that, or where none is searched.
         version: is another one once `plan` is.
-        owners: the stages of a pipeline that its variables lie in, by name, as far as known.
-        told: whether the user has been told of the plan in force.
+        owners: the stages of a pipeline that own its variables, by name, as far as known.
+        told: whether the plan in force has been announced to the user.
         batch_size: of the training step that the plan was found for; None if it was not.
         training_steps: of the training under way; None if that is not known.
-        moves: whether variables lie as a plan before this one has laid them, until a training step
+        moves: whether variables are sharded by a plan before this one, until a training step
             is compiled.
     """
 

@@ -1,4 +1,4 @@
-"""Where each op of a captured step runs, once a plan has stages."""
+"""Lowering of a captured step to the stages of its plan: every op runs in one of them."""
 
 from __future__ import annotations
 

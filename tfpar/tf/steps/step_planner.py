@@ -134,7 +134,7 @@ class StepPlanner:
                 session.decide_pipeline(plan)
 
     def forget(self) -> None:
-        """Plan anew when a plan is asked for next."""
+        """Forget the plan, so that the next request plans again."""
         self._found = None
 
     @contextlib.contextmanager
@@ -150,7 +150,7 @@ class StepPlanner:
                 self.program.use(None)
 
     def _from_constraints(self, captured: CapturedStep, part: bool) -> Plan:
-        """What the constraints make of the step."""
+        """Make the plan that the constraints give for the step."""
         plan = plan_from_constraints(
             captured.graph,
             self.session.stage_mesh,
@@ -198,10 +198,10 @@ class StepPlanner:
         return plan
 
     def _owners(self, captured: CapturedStep) -> Mapping[str, int]:
-        """The stages that variables of a step lie in already, by name.
+        """Find the stages that own variables of a step already, by name.
 
-        Those that other functions have put there count for what trains nothing alone: what trains
-        is to have stages that take alike.
+        Those that other functions have placed count only for steps that do not train: the stages
+        of a step that trains are to be balanced.
         """
         if _trains(captured):
             return self.program.owners
@@ -231,14 +231,14 @@ class StepPlanner:
         return None
 
     def _recomputed(self, captured: CapturedStep, part: bool) -> tuple[str, ...]:
-        """What the user asks to compute again in the backward pass."""
+        """List the blocks that the user asks to recompute in the backward pass."""
         asked = self.session.options.recompute
         if not asked or part:
             return ()
         return Blocks.of(captured.graph, captured.gradients).chosen(asked)
 
     def _offloaded(self, captured: CapturedStep, part: bool) -> OffloadPlan:
-        """What the user asks to have in host memory."""
+        """Select the slots and activations that the user asks to offload to host memory."""
         asked = self.session.options.offload
         if asked is None or part:
             return OffloadPlan()
@@ -318,7 +318,7 @@ class StepPlanner:
         report: Reporter,
         cluster: Cluster,
     ) -> tuple[StepSearch, PlanRequest]:
-        """What searches plans of a step on some machines, and what is requested of it."""
+        """Return the search over plans of a step, and the request for a plan on `cluster`."""
         session, options, planner = self.session, self.session.options, self.session.options.planner
         assert planner is not None
         laid, steps = {}, None if part else self.program.training_steps
@@ -358,7 +358,7 @@ def _trains(captured: CapturedStep) -> bool:
 
 
 def find_placed_variables(captured: CapturedStep, mesh: Mesh) -> dict[str, Spec]:
-    """The variables of a step that lie on `mesh` already, by name."""
+    """Find the variables of a step that are sharded on `mesh` already, by name."""
     return {
         v.name: variable.layout[1]
         for v, variable in zip(captured.graph.variables, captured.variables, strict=True)
@@ -367,8 +367,11 @@ def find_placed_variables(captured: CapturedStep, mesh: Mesh) -> dict[str, Spec]
 
 
 def find_actor_ranks(captured: CapturedStep, session: Session) -> tuple[int, ...] | None:
-    """The ranks of the stages of a session's step, set by set: those of its first plan. Without
-    one, all in their order if variables of the step lie on some; else None: as is best."""
+    """Return the ranks of a session's step, actor by actor: those of its first plan.
+
+    Without one, all in their order if variables of the step are placed on some; else None: as is
+    best.
+    """
     if session.first is not None:
         return session.placed_ranks
     return () if any(v.ranks is not None for v in captured.variables) else None
@@ -377,9 +380,9 @@ def find_actor_ranks(captured: CapturedStep, session: Session) -> tuple[int, ...
 def find_variable_stages(
     captured: CapturedStep, session: Session, known: Mapping[str, int]
 ) -> dict[str, int]:
-    """The stages of a session's pipeline that variables of a step lie in, by name.
+    """Find the stages of a session's pipeline that own variables of a step, by name.
 
-    Of several stages on one set of ranks it is that which is known of the variable, or the first.
+    Of several stages of one actor it is that which is known of the variable, or the first.
     """
     assert session.pipeline is not None
     schedule, size = session.pipeline.order, session.stage_mesh.size

@@ -133,7 +133,7 @@ class _Trials:
         return trial
 
     def _measured(self, name: str, plan: Plan) -> float:
-        """What a step takes, in seconds: the median, of the slowest rank."""
+        """Measure a step by `plan`, in seconds: the median, on the slowest rank."""
         captured = self._step.prepared(self._specs)
         found: list[float] = []
         with self._step.planner.trying(plan, captured):

@@ -1,1 +1,1 @@
-"""Variables whose value is not made yet, split over ranks, or whole."""
+"""Variables of parallel models: pending (without a value yet), whole, or sharded over ranks."""

@@ -14,7 +14,7 @@ from tfpar.tf.variables.states import Sharded
 
 
 class UnusedHandle(UninitializedVariable):
-    """Takes the place of a handle in a SavedModel whose functions hold it and do not use it.
+    """Stand-in for a handle in a SavedModel whose functions hold it and do not use it.
 
     Each handle needs one of its own: functions that are loaded know by it which of their arguments
     is which.
@@ -63,7 +63,7 @@ class Calls:
         self._add(self._write, value)
 
     def unused_when_written(self) -> list[UnusedHandle]:
-        """Of what functions hold behind the handle, if any was traced: shards, and the like."""
+        """List stand-ins for the handles, of shards and the like, that traced functions hold."""
         made = [vars(self).get(name) for name in ("_read", "_write")]
         for handle in (h for function in made if function for h in function.captured_inputs):
             if id(handle) not in self._unused:

@@ -1,4 +1,4 @@
-"""What is made of a variable in a session's scope: a pending one, if its shape is known."""
+"""Variable creator of a session's scope: variables of known shape become pending ones."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def create_variable(
 
 
 def _traced(initial: Callable[[], Any]) -> Made:
-    """What `initial` makes, found out by tracing it in a scratch graph."""
+    """Infer shape and dtype of the value of `initial` by tracing it in a scratch graph."""
     # A FuncGraph, because it takes eager tensors, which a plain Graph does not.
     with tf.__internal__.FuncGraph("scratch_graph_of_shape").as_default():
         tensor = tf.convert_to_tensor(initial())

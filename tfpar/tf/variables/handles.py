@@ -1,4 +1,4 @@
-"""What lies behind the handle of a TensorFlow variable, whatever shape it has at the moment."""
+"""Values behind the handles of TensorFlow variables, whatever shape they have at the moment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def plain_variable(value: tf.Tensor) -> tf.Variable:
 
 
 def store(variable: tf.Variable, value: tf.Tensor) -> None:
-    """Put `value` behind the variable's handle, whatever shape lies there now."""
+    """Put `value` behind the variable's handle, whatever shape is there now."""
     tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value, validate_shape=False)
 
 

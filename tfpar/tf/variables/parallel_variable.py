@@ -49,8 +49,8 @@ class ParallelVariable(UninitializedVariable):
     """A `tf.Variable` whose value may be pending, whole or sharded.
 
     Attributes:
-        on_outside_read: told (reader, name) of what trains or computes with the weight on one
-            device: a function or a gradient tape that is not part of a captured step.
+        on_outside_read: called with (reader, name) of what trains or computes with the weight on
+            one device: a function or a gradient tape that is not part of a captured step.
         assigned: what it was given from outside of captured steps. Ranks that are processes
             compare it: what one alone is given, the others do not have.
 
@@ -106,7 +106,7 @@ class ParallelVariable(UninitializedVariable):
 
     @property
     def state(self) -> State:
-        """Where the value is. Another object whenever the value moves."""
+        """State that holds the value; another object whenever the value moves."""
         return self._state
 
     @property
@@ -115,7 +115,7 @@ class ParallelVariable(UninitializedVariable):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the value lies behind the handle, as that of an ordinary variable."""
+        """Whether the value is behind the handle, as that of an ordinary variable."""
         return isinstance(self._state, Whole)
 
     @property
@@ -136,12 +136,12 @@ class ParallelVariable(UninitializedVariable):
 
     @property
     def ranks(self) -> Ranks | None:
-        """Those among which the variable is split, all of a job or some; None unless sharded."""
+        """Ranks among which the variable is sharded, all of a job or some; None unless sharded."""
         return self._state.ranks if isinstance(self._state, Sharded) else None
 
     @property
     def holders(self) -> tuple[int, ...]:
-        """For each rank, the rank in whose memory its shard lies; empty unless sharded."""
+        """Ranks whose memory holds the shard of each rank; empty unless sharded."""
         return self._state.holders if isinstance(self._state, Sharded) else ()
 
     def shard(
@@ -149,7 +149,7 @@ class ParallelVariable(UninitializedVariable):
     ) -> None:
         """Store the shards as `spec` says, and let the whole value go.
 
-        No-op where the variable is laid like this already.
+        No-op where the variable has this mesh and spec already.
 
         Args:
             holders: for each rank, the rank whose shard it uses; its own if None.
@@ -240,7 +240,7 @@ class ParallelVariable(UninitializedVariable):
                 self._take_whole(self._state.initial())
 
     def _take_whole(self, value: Any) -> None:
-        """Be whole from now on, with a value of the user's."""
+        """Become whole, with a value of the user's."""
         value = tf.cast(value, self.dtype)
         self.shape.assert_is_compatible_with(value.shape)
         self._be_whole(value)
@@ -252,7 +252,7 @@ class ParallelVariable(UninitializedVariable):
         store(self, value)
 
     def assign_stored(self, stored: ShardSource) -> None:
-        """Take a value that lies in a file: each rank reads its shards, now or once it has any."""
+        """Assign a value stored in a file: each rank reads its shards, now or once it has any."""
         self.shape.assert_is_compatible_with(stored.shape)
         self.assigned = self.assigned.again()
         state = self._state
@@ -271,7 +271,7 @@ class ParallelVariable(UninitializedVariable):
         self._release()
 
     def take(self, state: State) -> None:
-        """Lie as `state` says, with the values that it has."""
+        """Take over a state and the values in it."""
         self._state = state
 
     def _release(self) -> None:
@@ -293,7 +293,7 @@ class ParallelVariable(UninitializedVariable):
         return state.assemble(self.name, self.shape, self.dtype)
 
     def _in_graph(self, state: Sharded) -> Calls:
-        """How the function that is being traced uses the variable."""
+        """Return the variable's calls in the function that is being traced."""
         if self._calls is None or self._calls.state is not state:
             self._calls = Calls(self.handle, state, self.name, self.shape, self.dtype)
         return self._calls
@@ -394,7 +394,7 @@ class ParallelVariable(UninitializedVariable):
         return self.assign(whole.read_value())
 
     def _trackable_children(self, save_type="checkpoint", **kwargs):
-        """In a SavedModel also what functions hold that were traced while it was sharded."""
+        """Add, in a SavedModel, what functions hold that were traced while it was sharded."""
         children = super()._trackable_children(save_type, **kwargs)
         if save_type == "savedmodel" and self._calls is not None:
             unused = enumerate(self._calls.unused_when_written())

@@ -1,4 +1,4 @@
-"""The values of variables, kept to be put back after steps that are not to count."""
+"""Snapshots of variables, restored after steps that are not to count."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfpar.tf.variables.states import Sharded
 
 
 class VariableSnapshot:
-    """What this process stores of variables, in the memory of the host.
+    """Snapshot, in host memory, of the shards that this process stores of variables.
 
     Where ranks are processes, each keeps and puts back its own shards, and waits for no other.
 

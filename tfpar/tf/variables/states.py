@@ -1,8 +1,8 @@
-"""Where a variable's value is: one of three states, each with all that it needs.
+"""States of a variable, by where its value is: three classes, each with all that it needs.
 
     Pending   nowhere yet: what makes it
     Whole     behind the variable's own handle, as that of an ordinary one
-    Sharded   with the ranks: the shards that this process stores, and how they are laid
+    Sharded   with the ranks: the shards that this process stores, with mesh and spec
 
 A state never changes; a variable changes from one to another (`tf.variables.parallel_variable`).
 """
@@ -28,7 +28,7 @@ class Pending:
     """A shape and an initializer, no memory.
 
     Attributes:
-        initial: makes the value: a callable without arguments, or a `ShardSource` that lies in a
+        initial: makes the value: a callable without arguments, or a `ShardSource` in a
             file.
     """
 
@@ -45,9 +45,9 @@ class Sharded:
     """Shards with the ranks, the whole value nowhere.
 
     Attributes:
-        mesh, spec: how it is laid.
+        mesh, spec: its layout.
         stored: the shards in the memory of this process, by the rank that stores them.
-        holders: for each rank, the rank in whose memory its shard lies.
+        holders: for each rank, the rank whose memory holds its shard.
         ranks: where the ranks live.
     """
 

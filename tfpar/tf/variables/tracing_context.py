@@ -1,4 +1,4 @@
-"""In what code a variable is used: while a step is captured, in a graph, in a graph for shapes."""
+"""Context in which a variable is used: a captured step, a graph, or a graph for shapes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _capturing: contextvars.ContextVar[bool] = contextvars.ContextVar("capturing", d
 
 @contextlib.contextmanager
 def capturing() -> Iterator[None]:
-    """While a step is captured, variables are read and written through their handles."""
+    """Read and write variables through their handles in a block that captures a step."""
     token = _capturing.set(True)
     try:
         yield

@@ -1,1 +1,1 @@
-"""What there is to show of a plan, as one value that every view reads."""
+"""Data of a plan's report: one value, `Report`, that every view reads."""

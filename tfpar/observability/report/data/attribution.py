@@ -1,4 +1,4 @@
-"""What each layer has of a step's time, memory and collectives.
+"""Attribution of a step's time, memory and collectives to layers.
 
 Every op, collective and tensor belongs to a layer, and is priced by itself as planners price it.
 What these add up to is no step yet: collectives are packed, ops run in parts on microbatches, and a
@@ -34,13 +34,13 @@ ALL_TENSORS = 10**9
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LayerAttribution:
-    """What layers have, a row each in the order of `nodes`; 0 where nothing was priced.
+    """Shares of layers in a step, a row each in the order of `nodes`; 0 where nothing was priced.
 
     Attributes:
         compute: seconds, a column for each phase.
         waiting: seconds of collectives, as far as they are waited for, likewise.
         weights, slots, live, kept: bytes.
-        collectives: of all layers, those that are alike as one.
+        collectives: of all layers, those that are equal merged.
     """
 
     compute: np.ndarray
@@ -93,7 +93,7 @@ def shares_of(
     stages: list[int | None],
     paths: Mapping[GraphNode, str],
 ) -> LayerAttribution:
-    """What each layer has of a step.
+    """Attribute a step's time, memory and collectives to its layers.
 
     Args:
         stages: of the layers.
@@ -126,7 +126,7 @@ class _Moved:
 
 
 class _Raw:
-    """What layers have, each by itself."""
+    """Cost of each layer by itself, before it is scaled to the cost of the step."""
 
     def __init__(
         self, plan: Plan, partitioned: PartitionedGraph, roles: Roles, nodes: NodeGraph
@@ -188,7 +188,7 @@ class _Raw:
             self.live[ops[name.rpartition(":")[0]]] += size
 
     def _pack(self, pricer: Pricer, bucket: int) -> None:
-        """What collectives take where those that run together are packed; each has its part."""
+        """Scale collectives to their times when packed; each gets its part of the packed one."""
         whole, sets = pricer.zero(), [self._packed_with(one) for one in self.moved]
         alone: dict[Hashable, float] = {}
         for one, packed_with in zip(self.moved, sets, strict=True):
@@ -211,14 +211,14 @@ class _Raw:
                 one.seconds *= taken.get(packed_with, 0.0) / alone[packed_with]
 
     def _packed_with(self, one: _Moved) -> Hashable:
-        """What a collective is packed with, as `Terms` have it; None if it runs by itself."""
+        """Return the key of the collectives that this one is packed with; None if it runs alone."""
         found = one.communication
         if one.when is not When.BETWEEN:
             return one.when, found.kind, tuple(sorted(found.axes))
         return PackingKey.of(found, self.roles, found.axes, one.phase, 1)
 
     def _store_variables(self, stored_of: Callable[[Variable, Spec], VariableBytes]) -> None:
-        """What is stored of variables all the time; slots lie with their weights."""
+        """Add the persistent bytes of variables; slots count for the layer of their weights."""
         graph, partitioned = self.partitioned.graph, self.partitioned
         follows = followed_weights(graph, partitioned.prepared.rules)
         slots_known = bool(follows)
@@ -232,7 +232,7 @@ class _Raw:
                 self.slots[row] += stored.state
 
     def _shard(self, variable: Variable, spec: Spec) -> VariableBytes:
-        """What a rank has of a variable, where nothing is known of the machines."""
+        """Return a rank's bytes of a variable, where no cluster is known."""
         item = itemsize(variable.dtype)
         size = shard_bytes(tuple(variable.shape), item, spec, self.mesh)
         return VariableBytes(size) if variable.trainable else VariableBytes(state=size)
@@ -245,7 +245,7 @@ class _Raw:
         return self.row[(forward or readers or [variable.handle.op])[0]]
 
     def collectives(self, paths: list[str], axis_names: tuple[str, ...]) -> tuple[Collective, ...]:
-        """The collectives of a step, those that are alike as one."""
+        """Merge the collectives of a step that are equal in kind, axes, layer and time."""
         alike: dict[tuple[object, ...], list[_Moved]] = {}
         for one in self.moved:
             found = one.communication
@@ -273,7 +273,7 @@ class _Raw:
                 yield one
 
     def in_flight(self, rows: np.ndarray) -> Iterator[_Moved]:
-        """Those that run beside the backward pass."""
+        """Return the collectives of some layers that run beside the backward pass."""
         return (one for one in self.moved if rows[one.row] and one.when is When.BESIDE)
 
 
@@ -341,7 +341,7 @@ def _slow_down(moved: Iterable[_Moved], factor: float) -> None:
 
 
 def _scale_gradients(raw: _Raw, rows: np.ndarray, seconds: float, exposed_s: float) -> None:
-    """What sums of gradients take of some layers, and what of it is waited for."""
+    """Scale the gradient sums of some layers to given seconds, and the exposed part of them."""
     total = raw.beside[rows].sum()
     factor = seconds / total if total else 0.0
     _slow_down(raw.in_flight(rows), factor)

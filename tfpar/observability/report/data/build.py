@@ -1,4 +1,4 @@
-"""`build_report`: what there is to show of a plan, gathered once."""
+"""Builder of a plan's report, which gathers once all that views show."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tfpar.spec import Mesh, Shard, Spec, dim_is_even, format_spec, local_shape
 
 
 def build_report(plan: Plan, partitioned: PartitionedGraph | None = None) -> Report:
-    """What there is to show of a plan.
+    """Build the report of a plan: all that views show of it.
 
     Args:
         partitioned: what propagation made of it. Without, it is the report that was saved with the
@@ -103,7 +103,7 @@ def _tells_of(report: Report, plan: Plan) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Step:
-    """What a plan's graph tells; as in a `Report`."""
+    """Part of a `Report` that is read from the plan's partitioned graph."""
 
     layers: tuple[LayerSummary, ...] = ()
     variables: tuple[VariableSummary, ...] = ()

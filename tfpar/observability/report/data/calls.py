@@ -1,4 +1,4 @@
-"""A layer that is called several times, as one: its calls share their weights."""
+"""Merging of the calls of a layer that is called several times: they share their weights."""
 
 from __future__ import annotations
 

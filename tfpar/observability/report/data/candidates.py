@@ -1,4 +1,4 @@
-"""What a plan was compared with, and why the others lost."""
+"""Candidates that a plan was compared with, and why they lost."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def candidates_of(plan: Plan) -> Iterator[CandidateSummary]:
 
 
 def _why(chosen_s: float, seconds: float, memory: float | None, limit: float) -> str:
-    """Why another mesh was not taken."""
+    """Return the reason why another mesh was not taken."""
     if memory is not None and memory > limit:
         return f"does not fit: a rank would store {format_bytes(memory)}"
     if seconds > chosen_s:

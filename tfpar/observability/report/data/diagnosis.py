@@ -1,4 +1,4 @@
-"""What a plan comes to in words: a verdict, what to beware of, what would change it."""
+"""Diagnosis of a plan in words: a verdict, warnings, and what would change it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_HINTS = 3
 
 @dataclasses.dataclass(frozen=True)
 class PlanDiagnosis:
-    """What is read to say something of a plan; as in a `Report`."""
+    """Diagnosis of a plan; its attributes are those of a `Report`."""
 
     facts: Facts
     machines: Machines | None
@@ -60,7 +60,7 @@ class PlanDiagnosis:
         return next(found, None)
 
     def warnings(self) -> Iterator[str]:
-        """What a user should know before trusting the plan."""
+        """Yield the warnings that a user should know before trusting the plan."""
         facts, cost = self.facts, self.cost
         if facts.cut_short:
             yield (
@@ -139,7 +139,7 @@ class PlanDiagnosis:
         )
 
     def _nearest(self) -> Iterator[str]:
-        """What would change the plan: the nearest that lost, and by what."""
+        """Yield a hint on the fastest rejected candidate, and by how much it lost."""
         cost = self.cost
         others = [
             c for c in self.candidates if c.kind in ("layout", "pipeline") and c.seconds is not None

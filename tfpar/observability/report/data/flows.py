@@ -1,4 +1,4 @@
-"""What flows between layers in the forward pass, and what a rank is given of the step's inputs."""
+"""Flows between layers in the forward pass, and the parts of the step's inputs that ranks get."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def flows_of(
 
 
 def inputs_of(partitioned: PartitionedGraph) -> Iterator[Input]:
-    """What each rank is given of the step's inputs, and what its ops take of that.
+    """Yield the step's inputs, each with what a rank is given of it and what its ops take of that.
 
     Where ops are split one by one, "the batch is not split" says little: one input may be needed
     whole by each rank, and another only in part.

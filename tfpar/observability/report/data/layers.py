@@ -1,4 +1,4 @@
-"""The layers of a plan: what each is, where it lies and what it takes."""
+"""Layers of a plan: the class, placement and cost of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan is, for which machines, and what it costs."""
+"""Overview of a plan: its facts, its machines and its cost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tfpar.plans import Plan
 
 
 def build_overview(plan: Plan) -> Facts:
-    """What the plan is."""
+    """Collect the facts of a plan."""
     model = plan.layers[0] if plan.layers else None
     return Facts(
         model="" if model is None else model.path,
@@ -76,7 +76,7 @@ def machines_of(plan: Plan) -> Machines | None:
 
 
 def cost_of(plan: Plan) -> CostSummary | None:
-    """What a step costs."""
+    """Return the cost of a step; None where it was not priced."""
     cost = plan.cost
     if cost is None:
         return None

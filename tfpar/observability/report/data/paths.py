@@ -1,4 +1,4 @@
-"""What layers are called: Keras's own paths, for the name scopes of a traced graph.
+"""Paths of layers: Keras's own, for the name scopes of a traced graph.
 
 A step's ops lie in scopes such as `gpt_1/block_0_1/att_1/query_1`, numbered by call, while its
 weights bear the path of the layer that holds them, `block_0/att/query/kernel`. Each scope that
@@ -40,7 +40,7 @@ def paths_of(nodes: Sequence[GraphNode], model: str, layers: Container[str] = ()
 
 
 def index_paths(nodes: Iterable[GraphNode]) -> dict[str, str]:
-    """By scope, the path of each that holds weights, and of those around it."""
+    """Map each scope that holds weights, and those around it, to their paths."""
     known: dict[str, str] = {}
     for node in nodes:
         if node.weights:
@@ -49,7 +49,7 @@ def index_paths(nodes: Iterable[GraphNode]) -> dict[str, str]:
 
 
 def layer_path(node: GraphNode) -> str:
-    """What holds the weights of a node: all that their paths have in common."""
+    """Return the path of the layer that holds a node's weights: the common part of theirs."""
     holders = [weight.name.rpartition("/")[0].split("/") for weight in node.weights]
     common = os.path.commonprefix(holders)
     return "/".join(common) or node.weights[0].name

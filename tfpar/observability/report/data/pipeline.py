@@ -1,4 +1,4 @@
-"""The stages of a plan, and when their tasks run."""
+"""Pipeline of a plan: its stages, and the times of their tasks."""
 
 from __future__ import annotations
 

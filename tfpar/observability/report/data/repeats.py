@@ -1,4 +1,4 @@
-"""Which layers are parts of blocks that repeat (TAP, section IV-D)."""
+"""Layers that are members of repeated blocks (TAP, section IV-D)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _holder(paths: Sequence[str]) -> str:
 
 
 def _pattern(names: Sequence[str]) -> str:
-    """What instances are called, with `*` for the numbers in which they differ."""
+    """Return the common name of instances, with `*` for the numbers in which they differ."""
     parts = [_PARTS.findall(name) for name in names]
     if len({len(own) for own in parts}) > 1:
         return f"{names[0]} ..."

@@ -1,4 +1,4 @@
-"""Where each variable of a plan lies, why, and who uses it."""
+"""Variables of a plan: the placement of each, the reason for it, and its uses."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def variables_of(
     nodes: NodeGraph | None,
     paths: Mapping[GraphNode, str],
 ) -> tuple[VariableSummary, ...]:
-    """All variables of the plan, in its order.
+    """Summarise all variables of the plan, in its order.
 
     Args:
         nodes, paths: of the graph, and what they are called; None where it is not known.
@@ -81,7 +81,7 @@ def _variable(
 
 
 def _options(plan: Plan, planned: PlannedVariable, spec: Spec) -> tuple[Option, ...]:
-    """What else the planner priced for the variable, the runner-up first."""
+    """List the other specs that the planner priced for the variable, the runner-up first."""
     others = [a for a in planned.alternatives if a.spec != spec or a.layout]
     found = []
     for other in sorted(others, key=lambda a: a.seconds):

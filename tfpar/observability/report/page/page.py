@@ -41,11 +41,11 @@ def _asset(name: str) -> str:
 
 
 def _hash(script: str) -> str:
-    """What a Content-Security-Policy allows this script by."""
+    """Return the hash by which a Content-Security-Policy allows this script."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
 def _packed(report: Report) -> str:
-    """Its JSON by gzip and base64: a tenth of the size, and no text that a page could mistake."""
+    """Compress a report's JSON by gzip and base64: a tenth of the size, and safe in HTML."""
     packed = gzip.compress(msgspec.json.encode(report), mtime=0)
     return base64.b64encode(packed).decode()

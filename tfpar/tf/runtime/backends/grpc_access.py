@@ -1,4 +1,4 @@
-"""Who may reach the server of a rank that TensorFlow's own collectives run through.
+"""Access control of a rank's TensorFlow server, which carries TensorFlow's own collectives.
 
 TensorFlow's server asks nobody who he is: whoever reaches it runs graphs here, which read and write
 files. So only the hosts of the job do (`peer_filter`), or the user has agreed to more.

@@ -1,4 +1,4 @@
-"""Horovod carries the collectives: NCCL between GPUs, Gloo or MPI between CPUs.
+"""Transport over Horovod: NCCL between GPUs, Gloo or MPI between CPUs.
 
 Only its raw collectives and process sets are used; its Keras wrapper trains wrong on Keras 3.
 Ranks agree by name on what runs next, so no order of the graph can deadlock.

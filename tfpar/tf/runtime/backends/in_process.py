@@ -106,7 +106,7 @@ def _variable_holders(program: LocalProgram, devices: Sequence[str]) -> list[tup
 
 
 class _Linker(Linker):
-    """All ranks: what a collective makes of them is plain arithmetic.
+    """Linker of all ranks in one process: collectives are plain arithmetic on their tensors.
 
     Args:
         sent: the edge of what each channel carries, which all linkers of a function share.
@@ -257,7 +257,7 @@ class _Linker(Linker):
     def _block(
         self, name: str, tensor: Tensor, rank: int, dim: int, position: int, parts: int, device: str
     ) -> str:
-        """Block `position` of `parts` along `dim` of what `rank` has."""
+        """Slice block `position` of `parts` along `dim` from the tensor of `rank`."""
         shape = self.program.shape_on(rank, tensor)
         size = [-1 if n is None else n for n in shape]
         size[dim] //= parts

@@ -46,7 +46,7 @@ def link_function(
 
 
 class Linker(abc.ABC):
-    """Writes a local program into a function.
+    """Writer of a local program into a function.
 
     A rank here is one of the program's mesh; only nodes and transfers are named by the job's.
 
@@ -153,7 +153,7 @@ class Linker(abc.ABC):
                 self.edges[rank][tensor] = f"{name}:output:{at[position]}"
 
     def _announced(self, op: Op, given: Sequence[str], control: Sequence[str]) -> Sequence[str]:
-        """What the call of a task waits for beside what it is given; it may be announced before.
+        """Return the control inputs of a task's call; a backend may add nodes that announce it.
 
         Args:
             given: the edges that the first rank reads.
@@ -224,7 +224,7 @@ class Linker(abc.ABC):
     def _feed(
         self, name: str, whole: str, tensor: Tensor, shape: Sequence[int], spec: Spec, rank: int
     ) -> str:
-        """This rank's part of a whole input; padding repeats the last entry.
+        """Return the edge of this rank's part of a whole input; padding repeats the last entry.
 
         Padded samples are real samples, so that nothing computed on them (a division, a
         lookup) can fail; every reduction masks them.

@@ -1,4 +1,4 @@
-"""Has the kernel drop what strangers send to a port of this process.
+"""Packet filter in the kernel that drops what strangers send to a port of this process.
 
 TensorFlow's server has no password, listens on all interfaces, and runs any graph that it is
 handed, with the rights of the user. It cannot be bound to an address. But whoever owns a socket may

@@ -1,4 +1,4 @@
-"""One rank a process: the local program of its group, its collectives on a transport."""
+"""Backend for one rank per process: the local program of its group, collectives on a transport."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a rank has got in a step of a pipeline, for another thread to see while the step runs.
+"""Progress of a rank within a pipeline step, readable from another thread while the step runs.
 
 Before each task the step assigns a number to a variable, once the task before it has ended, and
 another once all is there that the task reads:
@@ -25,7 +25,7 @@ from tfpar.tf.variables.handles import plain_variable
 
 
 class Progress:
-    """Of one rank in one program."""
+    """Progress of one rank in one program."""
 
     def __init__(self) -> None:
         with tf.init_scope(), tf.device("CPU:0"):
@@ -35,7 +35,7 @@ class Progress:
 
     @classmethod
     def of(cls, program: LocalProgram) -> Progress | None:
-        """That of a program which calls the tasks of a pipeline; None for others."""
+        """Return the progress of a program that calls the tasks of a pipeline; None for others."""
         return cls() if any(map(task_of, program.graph.ops)) else None
 
     @property

@@ -124,7 +124,7 @@ def _link(linker: Linker, op: Op, sharing: Sharing) -> TaskFunction:
 
 
 def _sharing(row: Sequence[str] | Sequence[int]) -> tuple[int, ...]:
-    """For each position the first with the same entry."""
+    """Return, for each position, the first position with the same entry."""
     return tuple(row.index(entry) for entry in row)
 
 

@@ -1,4 +1,4 @@
-"""TensorFlow carries the collectives itself: NCCL between GPUs, gRPC between CPUs.
+"""Transport over TensorFlow's own collectives: NCCL between GPUs, gRPC between CPUs.
 
 Nothing has to be built. Ranks meet by two keys, of the group and of the collective in it. Each
 rank counts them for itself, which agrees as all ranks make the same groups in the same order, and
@@ -192,7 +192,7 @@ class TensorFlowTransport:
         return nodes.slice("received", done, nodes.shape("of_received", rows))
 
     def _keys(self, nodes: _Nodes, group: Group) -> list[str]:
-        """What the next collective of the group is met by: its size and the two keys."""
+        """Write the keys by which ranks meet in the group's next collective: size and two keys."""
         self._written[group] += 1
         return _key_nodes(nodes, len(group), self._group_keys[group], self._written[group])
 
@@ -224,7 +224,7 @@ class TensorFlowTransport:
 
 
 class _Nodes:
-    """Writes the nodes of one collective, under its name.
+    """Writer of the nodes of one collective, under its name.
 
     Args:
         writer: of the function.
@@ -369,6 +369,6 @@ def _cluster(addresses: Sequence[str]) -> cluster_pb2.ClusterDef:
 
 
 def _timeout_s() -> float:
-    """Some time after the rank's own watchdog, which can say more, has ended it."""
+    """Return a timeout some time after that of the rank's watchdog, which can say more."""
     timeout = float(os.environ.get(names.TIMEOUT, names.DEFAULT_TIMEOUT_S))
     return timeout + max(10.0, timeout / 10)

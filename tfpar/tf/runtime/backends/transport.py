@@ -1,4 +1,4 @@
-"""What carries collectives between processes: the contract that every backend keeps.
+"""Transport of collectives between processes: the interface that every backend implements.
 
 A transport writes nodes into functions, so that the step of a rank and a collective outside of a
 step (`Exchange`) go the same way. `wire.Wire` makes of these five collectives, and of what two
@@ -18,7 +18,7 @@ WIRE_DTYPES = ("int32", "int64", "float16", "float32", "float64")
 
 
 class Connections(NamedTuple):
-    """What programs need between ranks: `Transport.connect` makes it."""
+    """Groups and channels that programs need between ranks; `Transport.connect` sets them up."""
 
     groups: Sequence[tuple[int, ...]]
     channels: Sequence[Channel] = ()
@@ -85,7 +85,7 @@ class Transport(Protocol):
         reduction: str,
         group: tuple[int, ...],
     ) -> str:
-        """This rank's block of the reduced tensor."""
+        """Return this rank's block of the reduced tensor."""
         ...
 
     def all_to_all(

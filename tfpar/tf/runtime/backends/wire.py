@@ -48,7 +48,7 @@ class WireOperand(NamedTuple):
 
 
 class Wire:
-    """Writes collectives of one rank into a function.
+    """Writer of the collectives of one rank into a function.
 
     Args:
         writer: of the function.
@@ -88,7 +88,7 @@ class Wire:
     def reduce_scatter(
         self, name: str, edge: str, dtype: str, reduction: str, dim: int, group: Group
     ) -> str:
-        """This rank's block along `dim` of the reduced tensor; the blocks are equal."""
+        """Return this rank's block along `dim` of the reduced tensor; blocks are equal in size."""
         if len(group) == 1:
             return edge
         self._check(name, dtype, reduction)
@@ -116,7 +116,7 @@ class Wire:
     def all_to_all(
         self, name: str, edge: str, dtype: str, split_dim: int, concat_dim: int, group: Group
     ) -> str:
-        """Block i along `split_dim` goes to rank i of the group; what comes is joined."""
+        """Send block i along `split_dim` to rank i of the group, and join what comes."""
         if len(group) == 1:
             return edge
         moved = mover(dtype)
@@ -224,7 +224,7 @@ class Wire:
         dims: Sequence[int],
         parts: int,
     ) -> list[WireOperand]:
-        """Each operand's blocks along its dim, stacked in a new leading dim."""
+        """Split each operand into blocks along its dim, stacked in a new leading dim."""
         found = []
         for i, (operand, dim) in enumerate(zip(operands, dims, strict=True)):
             edge = self._stack(f"{name}/{i}", operand.edge, dtype, dim, parts)
@@ -236,7 +236,7 @@ class Wire:
     def _joined(
         self, name: str, edge: str, shapes: Sequence[Shape], dtype: str, dims: Sequence[int]
     ) -> list[str]:
-        """What lies side by side, the blocks of each operand joined along its dim."""
+        """Split operands that lie side by side, and join the blocks of each along its dim."""
         stacked = self._apart(name, edge, shapes, dtype, shapes[0][0])
         return [
             self._join(f"{name}/{i}", e, dtype, dim, shape[0])

@@ -20,7 +20,7 @@ LIMIT_BYTES = 8 << 20
 
 @runtime_checkable
 class ShardSource(Protocol):
-    """A value that lies in a file, of which any shard can be read; called, it gives the whole."""
+    """Value in a file, of which any shard can be read; called, it gives the whole."""
 
     shape: tuple[int, ...]
 

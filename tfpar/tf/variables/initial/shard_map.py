@@ -1,4 +1,4 @@
-"""Which entries of a value a rank stores, and where in its shard they lie.
+"""Map from the entries of a value to those of a rank's shard.
 
 Along each dimension a shard is a list of `EntryRange`s: runs of neighbouring entries. What is made
 or read a few rows at a time is copied piece by piece; nothing here is as long as the dimension.
@@ -59,7 +59,7 @@ class RowCopy:
 
 
 class ShardMap:
-    """What `rank` stores of a value of `shape` laid out as `spec` on `mesh`.
+    """Entries that `rank` stores of a value of `shape`, partitioned by `spec` over `mesh`.
 
     Padding repeats the last entry, as everywhere in storage.
 
@@ -83,7 +83,7 @@ class ShardMap:
         )
 
     def copies(self, dim: int, start: int, stop: int) -> list[RowCopy]:
-        """What is held of rows `start..stop` of the value seen as `[prod(shape[: dim + 1]), ...]`.
+        """List stored parts of rows `start..stop` of the value as `[prod(shape[: dim + 1]), ...]`.
 
         The row of index `(i, ..., k)` is its row-major number in `shape[: dim + 1]`.
         """
@@ -126,7 +126,7 @@ class ShardMap:
         return tuple(span for span, _ in self._taken[dim + 1 :])
 
     def row_size(self, dim: int) -> int:
-        """Entries of that box."""
+        """Return the number of entries of the box of a row."""
         return math.prod(span.stop - span.start for span in self.spans(dim))
 
     def take(self, rows: np.ndarray, dim: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Initial values that lie in an HDF5 dataset, read box by box."""
+"""Initial values stored in an HDF5 dataset, read box by box."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Box = tuple[int | slice, ...]
 
 
 class StoredValue:
-    """A value that lies in an HDF5 dataset; an array to whoever needs it whole.
+    """Value stored in an HDF5 dataset; an array to whoever needs it whole.
 
     Args:
         open_dataset: gives a context manager of the `h5py.Dataset`.
@@ -148,7 +148,7 @@ class DatasetAt:
 
     @classmethod
     def of(cls, dataset: h5py.Dataset, archive: str | None, entry: str | None) -> DatasetAt:
-        """Where `dataset`, opened now, is found again."""
+        """Return the location at which `dataset`, open now, is found again."""
         path = os.path.abspath(archive or dataset.file.filename)
         return cls(path, entry, dataset.name, file_version(path))
 
@@ -169,7 +169,7 @@ class DatasetAt:
 
 
 def file_version(path: str) -> tuple[int, int]:
-    """What tells whether a file was written again: its size and time of last change."""
+    """Return size and modification time of a file, which tell whether it was written again."""
     status = os.stat(path)
     return status.st_size, status.st_mtime_ns
 

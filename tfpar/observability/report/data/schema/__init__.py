@@ -1,4 +1,4 @@
-"""`Report`: what there is to show of a plan, and how it is written.
+"""Schema of `Report`, the data that views show of a plan, and of its JSON.
 
 `summary`, `explain`, the page, the timeline, `compare` and `--json` read this and nothing else. A
 `Report` is what one version of the format says; as JSON it is an object with the fields below, by

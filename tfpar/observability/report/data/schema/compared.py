@@ -1,4 +1,4 @@
-"""What a plan is compared with."""
+"""Schema of the plans that a plan is compared with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stages of a plan, and when they run."""
+"""Schema of a plan's pipeline: its stages, and the times of their tasks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class TaskSummary:
     """A task of a pipeline, from start to end in seconds from the start of the step.
 
     Attributes:
-        actor: the set of ranks that runs it.
+        actor: that runs it.
         kind: F, B, I, W, U; or R for a sum of gradients over the ranks of a stage.
         microbatch: None for what runs once.
     """
@@ -64,7 +64,7 @@ class TaskSummary:
 
 @dataclasses.dataclass(frozen=True)
 class TransferSummary:
-    """What one stage sends to another, from start to end."""
+    """Transfer from one stage to another, from start to end."""
 
     start: float
     end: float
@@ -76,12 +76,12 @@ class TransferSummary:
 
 @dataclasses.dataclass(frozen=True)
 class PipelineSummary:
-    """The stages of a plan, and when they run.
+    """Pipeline of a plan: its stages, and the times of their tasks.
 
     Attributes:
         schedule: in words.
-        actors: the ranks of each set of ranks.
-        actor_of_stage: the set that runs each stage.
+        actors: the ranks of each actor.
+        actor_of_stage: the actor that runs each stage.
         recompute: forward passes run again in the backward pass.
         bubble: what all ranks wait, as a part of what they work; None where nothing was priced.
         schedules: that the plan's was picked from, itself the first.

@@ -1,4 +1,4 @@
-"""What a plan is, for which machines, and what a step of it costs."""
+"""Schema of a plan's facts, its machines and the cost of its step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ByPhase:
 
     @property
     def total(self) -> float:
-        """Of all phases."""
+        """Seconds of all phases."""
         return self.forward + self.backward + self.update
 
 
@@ -36,18 +36,18 @@ class Axis:
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What the plan is.
+    """Facts of a plan.
 
     Attributes:
         model: the name of the model, and `model_class` its class; empty where they are not known.
         where: the mesh in words; of a pipeline, with its stages.
         batch: in words, over which axes the batch is split.
-        mesh: of all ranks; of a pipeline, those of one set of ranks.
+        mesh: of all ranks; of a pipeline, those of one actor.
         ranks: of the job.
         planner: empty for a plan from constraints alone.
         recompute: blocks that are computed again in the backward pass.
         offloaded_slots: how many weights have their optimizer slots in host memory.
-        offloaded_activations: blocks whose activations lie there.
+        offloaded_activations: blocks whose activations are offloaded there.
         splits_anything: the batch or a variable is split over several ranks.
         split_slots: how many weights have slots that are split further than they (ZeRO-1).
         constraints: what the plan was made from, as text.
@@ -93,8 +93,8 @@ class Machines:
 
     Attributes:
         shape: in words.
-        devices: the kinds of device, each with how many there are.
-        memory_limit: what the rank may store whose memory `CostSummary` tells.
+        devices: the device types, each with the number of its devices.
+        memory_limit: of the rank whose memory is in `CostSummary`.
         links: from within a node outwards.
         flops: FLOP/s of all devices together, in the model's arithmetic as planned.
         host_memory_limit: what a rank may have in the memory of its host; None: not known.
@@ -136,13 +136,13 @@ class BytesByKind:
 
     @property
     def total(self) -> float:
-        """All of them."""
+        """Bytes of all of them."""
         return self.weights + self.slots + self.live
 
 
 @dataclasses.dataclass(frozen=True)
 class CostSummary:
-    """What a step costs; see `tfpar.cost.cost.Cost` for each number.
+    """Cost of a step; see `tfpar.cost.cost.Cost` for each number.
 
     Attributes:
         parts: of `seconds`, of which they are the sum.

@@ -1,4 +1,4 @@
-"""`Report`: what there is to show of a plan, and how it is written."""
+"""`Report`, the data that views show of a plan, and reading it from JSON."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FORMAT, VERSION = "tfpar report", 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-    """What there is to show of a plan.
+    """Report of a plan: all that views show of it.
 
     Attributes:
         verdict: one sentence: what the plan is, and what it gains.
@@ -70,7 +70,7 @@ class Report:
         return dataclasses.replace(self, what_if=tuple(found))
 
     def to_builtins(self) -> dict[str, Any]:
-        """As JSON has it: objects, lists, numbers, strings."""
+        """Return the report as JSON has it: objects, lists, numbers, strings."""
         found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
         return found
 

@@ -1,4 +1,4 @@
-"""What a step is made of: layers, variables, collectives, and what flows between them."""
+"""Schema of a step: layers, variables, collectives, and the flows between layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ When = Literal["between", "beside", "after"]
 
 @dataclasses.dataclass(frozen=True)
 class Repeat:
-    """That a layer is part of a block that repeats.
+    """Position of a layer in a repeated block.
+
+    Attributes:
+        block: the number of the group of equal blocks; `name` is their common name, with `*` for
+            what differs.
+        instance: the number of the block in the group, from 0; `of` is the size of the group.
+        member: the number of the layer in the block: layers with one number are equal.
 
     Attributes:
         block: the number of the group of blocks that are alike; `name` is what they are called,
@@ -69,7 +75,7 @@ class LayerSummary:
 
     @property
     def total_s(self) -> float:
-        """Of its ops and collectives."""
+        """Seconds of its ops and collectives."""
         return self.seconds.total + self.communication_s.total
 
 
@@ -91,7 +97,7 @@ class Option:
 
 @dataclasses.dataclass(frozen=True)
 class Use:
-    """An op that uses a variable: its type, name and the specs it reads and makes.
+    """Op that uses a variable: its type and name, and the specs that it reads and makes.
 
     Attributes:
         planned: it runs as the plan says, where by itself it would run otherwise.
@@ -111,13 +117,13 @@ class VariableSummary:
     Attributes:
         layer: the path of its layer; None: it belongs to none.
         kind: `weight`, or `state`: optimizer slots, moving statistics, metrics, seeds.
-        fixed: the plan itself lays it, not propagation.
+        fixed: the plan itself gives its spec, not propagation.
         placement: in words; None: left to propagation.
-        spec: as `S(0)R`; `slots` of a weight's slots where they lie otherwise.
+        spec: as `S(0)R`; `slots` of a weight's slots where theirs differs.
         local_shape: on a device, padding included.
         num_bytes: of the whole; `device_bytes` on a device, None where its spec is not known.
-        why: it lies so.
-        offloaded: its optimizer slots lie in host memory.
+        why: it is placed so.
+        offloaded: its optimizer slots are in host memory.
         options: what else was priced, the fastest first.
         uses: who reads or assigns it: the first of `num_uses`.
         reshards: around them, as text, the first of `num_reshards`.
@@ -147,7 +153,7 @@ class VariableSummary:
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """Collectives of a step that are alike.
+    """Collectives of a step that are equal in kind, axes, layer and time.
 
     Attributes:
         kind: `all_reduce`, `all_gather`, ...
@@ -201,8 +207,13 @@ class Input:
 
 @dataclasses.dataclass(frozen=True)
 class Padding:
-    """What is padded, as sizes do not divide: variables by name, bytes of them in all, and how many
-    other tensors."""
+    """Padding of sizes that do not divide.
+
+    Attributes:
+        variables: names of the padded ones.
+        num_bytes: of padding in them, in all.
+        tensors: how many other tensors are padded.
+    """
 
     variables: tuple[str, ...]
     num_bytes: float
