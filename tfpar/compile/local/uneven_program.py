@@ -145,7 +145,7 @@ def _places(graph: Graph) -> dict[Tensor, tuple[int, int]]:
 
 
 def _values(op: Op, ranks: int) -> Sequence[np.ndarray]:
-    """Return the value of a constant on each rank; empty for other ops."""
+    """Return the value of a constant on each rank."""
     values: Sequence[np.ndarray] = op.attrs["values"] if op.type == "RankConst" else ()
     return values or [op.attrs["value"]] * ranks
 
