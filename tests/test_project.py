@@ -65,6 +65,18 @@ def test_no_two_public_classes_have_one_name():
     assert not {name: found for name, found in modules.items() if len(found) > 1}
 
 
+def test_no_docstring_opens_with_a_clause():
+    """A module or class is named by a noun, and what a function does by a verb."""
+    clause = re.compile(r'(?:\A|:(?: +#.*)?\n+) *r?"""((?:What|How|Which|Where)\b.*)')
+    assert len(clause.findall('"""How to."""\ndef f():\n    """What f is."""\n')) == 2
+    opened = {
+        f"{path.relative_to(ROOT)}: {line}"
+        for path in (ROOT / "tfpar").rglob("*.py")
+        for line in clause.findall(path.read_text(encoding="utf-8"))
+    }
+    assert not opened
+
+
 def test_the_version_is_in_one_place():
     described = project()
     assert "version" in described["project"]["dynamic"]

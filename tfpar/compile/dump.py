@@ -1,4 +1,4 @@
-"""Every graph that the compiler makes of a step, in a folder of files."""
+"""Dump of every graph that the compiler makes of a step, to a folder."""
 
 from __future__ import annotations
 

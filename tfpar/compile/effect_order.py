@@ -1,4 +1,4 @@
-"""Check of what is compiled: effects are in the step's order wherever the step has one.
+"""Check of compiled graphs: effects are in the step's order wherever the step has one.
 
 `ir.passes.order_effects` orders all conflicting accesses of a captured step. So a path of effects
 that a pass has lost leaves two accesses to a resource that nothing orders: a race, whose numbers
@@ -36,7 +36,7 @@ Race = tuple[Op, Op]
 
 
 def races(graph: Graph) -> dict[str, Race]:
-    """By resource, the first race in a graph; those of function bodies after it."""
+    """Find the first race of a graph by resource; those of function bodies after it."""
     accesses = _accesses(graph)
     found = _races_of(graph, accesses)
     for name, body in graph.functions.items():

@@ -1,4 +1,4 @@
-"""From a simplified step, under a plan, to the program of every rank."""
+"""Lowering of a simplified step, under a plan, to the program of every rank."""
 
 from __future__ import annotations
 
@@ -36,11 +36,12 @@ from tfpar.spec import Mesh, UnevenMesh, replicated_spec
 
 @dataclasses.dataclass(frozen=True)
 class CompileOptions:
-    """What a plan and a user fix of the program.
+    """Options of the compiler, set by a plan and a user.
 
     Attributes:
-        mesh: the logical one; of one set of ranks, where the step is in stages.
-        anchors: what lies how; the step's outputs come whole, whatever this says of them.
+        mesh: the logical one; of one actor, where the step is in stages.
+        anchors: the specs that are fixed; the step's outputs come whole, whatever this says of
+            them.
         batched: the inputs of which chunks get a part.
         chunks: how many pieces a rank computes its part of a training batch in, one behind the
             other (ATP §4.1).
@@ -55,7 +56,7 @@ class CompileOptions:
         bucket_bytes: upper bound on packed collectives, in bytes.
         shares: `mesh` with those that ranks have of the batch, where they are unequal: the first
             is taken in which the step splits.
-        xla: which ops XLA compiles, if it is to compile what lies between collectives.
+        xla: which ops XLA compiles, if it is to compile the ops between collectives.
         one_memory: all ranks compute in one memory, on one device.
     """
 
@@ -76,12 +77,12 @@ class CompileOptions:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CompiledStep:
-    """What the compiler makes of a step.
+    """Result of compiling a step.
 
     Attributes:
         partitioned: specs and reshards; of a rank's batch as a whole, where it runs in chunks.
         local: the program of every rank; of a step in stages all of it.
-        programs: what each set of ranks runs.
+        programs: the program of each actor.
     """
 
     partitioned: PartitionedGraph
@@ -102,8 +103,8 @@ def compile_step(
         prepared: of the step's graph; by default the step is simplified and prepared first.
 
     Raises:
-        CannotRepeat: an op that must not run once for each chunk or microbatch.
-        CannotShare: ranks cannot have unequal shares of the batch.
+        NotRepeatableError: an op that must not run once for each chunk or microbatch.
+        UnevenSplitError: ranks cannot have unequal shares of the batch.
         CompilerError: the order of two effects was lost.
     """
     prepared = prepared if prepared is not None else prepare_step(step)
@@ -176,7 +177,7 @@ def _partitioned(
 
 
 def _local_passes(options: CompileOptions, local: LocalProgram) -> list[Pass]:
-    """What is done to the program of every rank, in place and in this order."""
+    """Return the passes over the program of every rank, which run in place and in this order."""
     passes = (
         [Pass("early collectives", start_collectives_early)] if options.early_collectives else []
     )

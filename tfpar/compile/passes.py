@@ -1,4 +1,4 @@
-"""A pass: a graph in, a graph out, and a name; and whoever looks on."""
+"""Passes of the compiler, each with its name, from graph to graph; and their observers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Pass:
 
 
 class Observer(Protocol):
-    """Is told of every pass once it is done."""
+    """Observer of passes, called after each."""
 
     def __call__(self, name: str, text: Callable[[], str]) -> None:
         """See what came of a pass.
@@ -35,4 +35,4 @@ class Observer(Protocol):
 
 
 def ignore_pass(name: str, text: Callable[[], str]) -> None:
-    """The observer who does not look."""
+    """Ignore the pass, as an observer who does not look."""

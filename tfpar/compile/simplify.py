@@ -1,4 +1,5 @@
-"""What is done to a captured step before it is planned, and what the plan then adds."""
+"""Passes that simplify a captured step before it is planned, and those that apply the plan to
+it."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ SIMPLIFICATIONS = (
     Pass("fold constants", _folded),
     Pass("split block sums", _block_sums),
 )
-"""What every step passes through before it is planned, in this order.
+"""Passes that every step goes through before it is planned, in this order.
 
 Effects are in order in a captured step; here it is for one that is written by hand, whose order may
 hang on a path through ops that are folded or trimmed.
@@ -95,7 +96,7 @@ def recompute_step(step: StepGraph, blocks: Sequence[str], observe: Observer = i
 
 
 def offload_step(step: StepGraph, names: OffloadPlan, observe: Observer = ignore_pass) -> None:
-    """Have what is named of a simplified step lie in host memory, in place.
+    """Offload the named slots and activations of a simplified step to host memory, in place.
 
     Raises:
         PlanError: there is no such block, or an op needs a slot on the device.

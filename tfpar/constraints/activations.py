@@ -1,4 +1,4 @@
-"""Which spec the constraints give activations: what leaves a scope of ops."""
+"""Resolution of constraints on activations: the specs of tensors that leave a scope of ops."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def resolve_outputs(
     *,
     must_match: bool = True,
 ) -> dict[str, Resolution]:
-    """The spec of every tensor (by name) that some `shard_output` matches."""
+    """Resolve the spec of every tensor (by name) that some `shard_output` matches."""
     wanted = [c for c in constraints if isinstance(c, ShardOutput)]
     if not wanted:
         return {}
@@ -58,7 +58,7 @@ def _is_forward(op: Op) -> bool:
 
 
 def scopes_of(op: Op) -> list[str]:
-    """The name scopes around a forward op, outermost first."""
+    """Return the name scopes around a forward op, outermost first."""
     parts = op.name.split("/")
     if not _is_forward(op):
         return []

@@ -12,7 +12,7 @@ BATCH_AXIS_NAMES = frozenset({"data", "batch"})
 
 
 def batch_axes(constraints: Sequence[Constraint], mesh: Mesh) -> tuple[str, ...]:
-    """The mesh axes that split the batch, in mesh order.
+    """Return the mesh axes that split the batch, in mesh order.
 
     Those that `batch(...)` says. Without it: axes called "data" or "batch", and every
     axis that no constraint names; so all of them if there are no constraints.

@@ -1,4 +1,4 @@
-"""The kinds of constraints, and the functions that make them."""
+"""Constraint types, and the functions that make them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Constraint:
 
     @property
     def named_axes(self) -> tuple[str, ...]:
-        """The mesh axes over which it lays something."""
+        """Mesh axes that it names."""
         return ()
 
 
@@ -34,7 +34,7 @@ class VariableConstraint(Constraint):
     paired: ClassVar[bool] = False
 
     def placements(self, name: str, shape: Sequence[int], mesh: Mesh) -> dict[int, Placement]:
-        """What it fixes of variable `name`: mesh axis index -> placement."""
+        """Return the placements that it fixes of variable `name`, by mesh axis index."""
         raise NotImplementedError
 
 
@@ -261,7 +261,7 @@ def from_layout_map(mapping: Mapping[str, Any]) -> tuple[Constraint, ...]:
 
 
 def constraints_of(name: str, given: Any) -> tuple[Constraint, ...]:
-    """The constraints that are `given`: one, several, a layout map, or None for none.
+    """Return the constraints that are `given`: one, several, a layout map, or None for none.
 
     Args:
         name: of the argument, in messages.

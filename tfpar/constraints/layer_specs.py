@@ -43,7 +43,7 @@ class LayerSpecConstraint(VariableConstraint):
 
 
 def read_spec(spec: Iterable[Placement | str], shape_rank: int, what: str) -> tuple[Placement, ...]:
-    """`spec` as placements, dims counted from the front.
+    """Read `spec` as placements, dims counted from the front.
 
     Args:
         spec: `Shard`, `Replicate`, or as they print (`"S(1)"`), one for each mesh axis.
@@ -87,14 +87,14 @@ def check_fits(spec: Sequence[Placement], mesh: Mesh, what: str) -> None:
 
 
 def mark(variable: Any, spec: Sequence[Placement]) -> None:
-    """Note on a TensorFlow variable that it is to be laid as `spec`, wherever it is laid."""
+    """Note on a TensorFlow variable that it is to have `spec`, wherever it is placed."""
     setattr(variable, _MARK, tuple(spec))
 
 
 def collect_layer_specs(
     variables: Iterable[tuple[str, Any]], mesh: Mesh
 ) -> tuple[LayerSpecConstraint, ...]:
-    """The constraints that are noted on variables, given as (name, variable).
+    """Collect the constraints that are noted on variables, given as (name, variable).
 
     A spec that is shorter than the mesh is that of its last axes.
 

@@ -12,12 +12,12 @@ _CALL_COUNT = re.compile(r"_\d+(?=/|$)")
 
 
 def compile_pattern(pattern: str) -> re.Pattern[str]:
-    """`pattern` for a whole path, or for its end from some component on."""
+    """Compile `pattern` for a whole path, or for its end from some component on."""
     return re.compile(rf"(?:.*/)?(?:{pattern})")
 
 
 def without_call_counts(scope: str) -> str:
-    """`scope` without the numbers that Keras gives a layer's name scopes by call."""
+    """Return `scope` without the numbers that Keras gives a layer's name scopes by call."""
     return _CALL_COUNT.sub("", scope)
 
 

@@ -1,4 +1,4 @@
-"""Which stage of a pipeline the constraints put forward ops into."""
+"""Resolution of constraints on stages: the stage of a pipeline that forward ops are put into."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def resolve_stages(
     *,
     must_match: bool = True,
 ) -> dict[Op, int]:
-    """The stage of each of `ops` that some `stage` names.
+    """Resolve the stage of each of `ops` that some `stage` names.
 
     Args:
         ops: forward ops of `graph`, those that are to be given stages.
@@ -51,7 +51,7 @@ def resolve_stages(
 
 
 def least_stages(constraints: Sequence[Constraint]) -> int:
-    """As many stages as constraints speak of; 1 if they speak of none."""
+    """Return the least number of stages that constraints ask for; 1 if they speak of none."""
     return max((c.index + 1 for c in constraints if isinstance(c, PutInStage)), default=1)
 
 
@@ -87,7 +87,7 @@ def _matching(pattern: str, ops: Sequence[Op], known: Mapping[str, Sequence[str]
 
 
 def _names_of_scopes(graph: Graph, ops: Sequence[Op]) -> dict[str, tuple[str, ...]]:
-    """What each scope around these ops may be called.
+    """Return the possible names of each scope around these ops.
 
     The scope of a layer with weights is known by the places of these: whether `dense_1` is the
     layer `dense_1` or a call of `dense`. Where such scopes all bear the number of their call, so do

@@ -1,4 +1,4 @@
-"""Which spec the constraints give each variable."""
+"""Resolution of constraints on variables: the spec of each variable."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger("tfpar")
 
 @dataclasses.dataclass(frozen=True)
 class Resolution:
-    """What the constraints make of one variable or tensor: its spec, and which did it."""
+    """Resolution of the constraints of one variable or tensor: its spec, and those that set it."""
 
     spec: Spec
     constraints: tuple[Constraint, ...]
@@ -31,7 +31,7 @@ class Resolution:
 def resolve(
     constraints: Sequence[Constraint], variables: Sequence[tuple[str, Sequence[int]]], mesh: Mesh
 ) -> dict[str, Spec]:
-    """The spec of every variable that some constraint matches.
+    """Resolve the spec of every variable that some constraint matches.
 
     Args:
         variables: (path, shape) of each.
@@ -51,7 +51,7 @@ def resolve_variables(
     must_match: bool = True,
     places: Mapping[str, str] | None = None,
 ) -> dict[str, Resolution]:
-    """As `resolve`, with the constraints behind each spec.
+    """Resolve specs as `resolve`, with the constraints behind each spec.
 
     Args:
         must_match: False lets constraints match nothing: for a step that uses only some of the

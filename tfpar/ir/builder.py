@@ -68,13 +68,13 @@ class GraphBuilder:
         dtype: str,
         attrs: dict[str, Any] | None = None,
     ) -> Tensor:
-        """As `emit`, of an op with one output."""
+        """Emit an op with one output; see `emit`."""
         return self.emit(op_type, inputs, [(shape, dtype)], attrs).outputs[0]
 
     # --- sources -----------------------------------------------------------------
 
     def placeholder(self, like: Tensor, name: str) -> Tensor:
-        """An input of the graph with the shape and dtype of `like`."""
+        """Add an input of the graph with the shape and dtype of `like`."""
         attrs = {"dtype": DType(like.dtype)}
         op = self.emit("Placeholder", (), [(like.shape, like.dtype)], attrs, name=name)
         self.graph.inputs.append(op.outputs[0])
@@ -87,7 +87,7 @@ class GraphBuilder:
         return self.one("Const", (), array.shape, name, attrs)
 
     def per_rank(self, values: Sequence[np.ndarray], dtype: str | None = None) -> Tensor:
-        """A constant that differs between ranks; plain where it does not."""
+        """Emit a constant that differs between ranks; plain where it does not."""
         arrays = [np.asarray(v) for v in values]
         if all(np.array_equal(a, arrays[0]) for a in arrays[1:]):
             return self.const(arrays[0], dtype)
@@ -101,7 +101,7 @@ class GraphBuilder:
         return self.const(np.array(shape, np.int32))
 
     def fill(self, shape: Sequence[int], value: Tensor) -> Tensor:
-        """A tensor with the scalar `value` everywhere."""
+        """Emit a tensor with the scalar `value` everywhere."""
         attrs = {"T": DType(value.dtype), "index_type": DType("int32")}
         return self.one("Fill", (self.shape_const(shape), value), shape, value.dtype, attrs)
 
@@ -144,7 +144,7 @@ class GraphBuilder:
         return self.one("PadV2", (x, paddings, fill), shape, x.dtype, attrs)
 
     def take(self, x: Tensor, index: Tensor, dim: int) -> Tensor:
-        """The entries of `x` along `dim` at `index`, a vector."""
+        """Emit the entries of `x` along `dim` at `index`, a vector."""
         shape = list(x.shape)
         shape[dim] = index.shape[0]
         attrs = {
@@ -183,7 +183,7 @@ class GraphBuilder:
         return self.one(op_type, (x,), x.shape, x.dtype, attrs)
 
     def binary(self, op_type: str, x: Tensor, y: Tensor) -> Tensor:
-        """A broadcasting op (`AddV2`, `Mul`, `Less`, ...); comparisons give bool."""
+        """Emit a broadcasting op (`AddV2`, `Mul`, `Less`, ...); comparisons give bool."""
         shape = _broadcast(x.shape, y.shape)
         logical = op_type in ("LogicalAnd", "LogicalOr")
         attrs: dict[str, Any] = {} if logical else {"T": DType(x.dtype)}
@@ -199,7 +199,7 @@ class GraphBuilder:
     def reduce(
         self, op_type: str, x: Tensor, dims: Sequence[int], keep_dims: bool = False
     ) -> Tensor:
-        """`Sum`, `Max`, `Min`, `Prod`, `Mean`, `Any` or `All` over `dims`."""
+        """Emit `Sum`, `Max`, `Min`, `Prod`, `Mean`, `Any` or `All` over `dims`."""
         at = {d % len(x.shape) for d in dims}
         shape = [1 if d in at else n for d, n in enumerate(x.shape) if keep_dims or d not in at]
         attrs: dict[str, Any] = {"Tidx": DType("int32"), "keep_dims": keep_dims}
@@ -208,7 +208,7 @@ class GraphBuilder:
         return self.one(op_type, (x, self.shape_const(sorted(at))), shape, x.dtype, attrs)
 
     def mask(self, x: Tensor, keep: Tensor, dim: int, fill: Any) -> Tensor:
-        """`x` where the boolean vector `keep` along `dim` holds, else `fill`."""
+        """Emit `x` where the boolean vector `keep` along `dim` holds, else `fill`."""
         shape = [1] * len(x.shape)
         shape[dim] = -1
         shape[dim] = keep.shape[0]
@@ -216,7 +216,7 @@ class GraphBuilder:
 
 
 def numpy_dtype(dtype: str) -> np.dtype:
-    """The numpy dtype of a TensorFlow dtype name; bfloat16 needs `ml_dtypes`."""
+    """Return the numpy dtype of a TensorFlow dtype name; bfloat16 needs `ml_dtypes`."""
     if dtype in ("bfloat16", "float8_e5m2", "float8_e4m3fn"):
         import ml_dtypes
 
@@ -226,7 +226,7 @@ def numpy_dtype(dtype: str) -> np.dtype:
 
 
 def neutral(reduction: str, dtype: str) -> Any:
-    """The value that leaves `reduction` unchanged."""
+    """Return the value that leaves `reduction` unchanged."""
     if reduction in ("sum", "any"):
         return 0
     if reduction in ("prod", "all"):

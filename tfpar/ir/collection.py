@@ -1,4 +1,4 @@
-"""Python's garbage collection, where graphs are made in bulk."""
+"""Pausing of Python's garbage collection while graphs are made in bulk."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Constants:
         self._values: dict[Tensor, np.ndarray | None] = dict(known or {})
 
     def value(self, tensor: Tensor) -> np.ndarray | None:
-        """The constant value of `tensor`, or None. Large constants come back too."""
+        """Return the constant value of `tensor`, or None. Large constants come back too."""
         if tensor.op.type == "Const":
             value: np.ndarray = tensor.op.attrs["value"]
             return value
@@ -154,7 +154,7 @@ def _gather(v: list[np.ndarray], attrs: dict[str, Any]) -> np.ndarray | None:
 
 
 def broadcast_gradient_args(v: list[np.ndarray], _: dict[str, Any]) -> list[np.ndarray]:
-    """The axes over which each side of a broadcasting op sums its gradient."""
+    """Return the axes over which each side of a broadcasting op sums its gradient."""
     a, b = (list(map(int, x)) for x in v)
     if a == b:
         return [np.array([], np.int64)] * 2

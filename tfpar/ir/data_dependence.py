@@ -9,7 +9,8 @@ from tfpar.ir.traits import VARIABLE_READS
 
 
 def find_updates_without(graph: Graph, data: Iterable[Tensor]) -> list[Variable]:
-    """The variables that some op may write to before any of `data` is there: counters, seeds."""
+    """Find the variables that some op may write to before any of `data` is there: counters,
+    seeds."""
     variables, waiting = graph.variable_of(), {tensor.op for tensor in data}
     found: dict[Variable, None] = {}
     for op in graph.ops:

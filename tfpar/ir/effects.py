@@ -54,7 +54,7 @@ class Accesses:
         self._bodies: dict[str, dict[int | str, bool]] = {}
 
     def of(self, op: Op) -> dict[Resource, bool]:
-        """By resource, whether `op` writes it."""
+        """Return by resource whether `op` writes it."""
         if op.type in _NO_ACCESS or op.type in self._silent or is_auxiliary(op.type):
             return {}
         names = [ref for ref in function_refs(*op.attrs.values()) if ref in self._functions]
@@ -92,7 +92,8 @@ class Accesses:
         return self._bodies[name]
 
     def by_resource(self, ops: Iterable[Op]) -> dict[Resource, list[Access]]:
-        """The accesses of `ops`, in their order, to each resource that one of them writes."""
+        """Return the accesses of `ops`, in their order, to each resource that one of them
+        writes."""
         found: dict[Resource, list[Access]] = {}
         for op in ops:
             for resource, writes in self.of(op).items():
@@ -101,8 +102,8 @@ class Accesses:
 
 
 def resource_of(handle: Tensor) -> Resource:
-    """What a handle refers to: the first tensor that does, or a name that is the same wherever
-    the handle is made anew."""
+    """Return the resource of a handle: the first tensor that refers to it, or a name that is the
+    same wherever the handle is made anew."""
     handle = origin(handle, UNCHANGED)
     while handle.op.type in LOOPS:  # they hand on the handles that they take
         handle = origin(handle.op.inputs[handle.index], UNCHANGED)
@@ -129,7 +130,7 @@ def conflicts(accesses: Sequence[Access]) -> Iterator[tuple[Op, Op]]:
 
 
 def live_ops(graph: Graph) -> set[Op]:
-    """The ops that run: whatever an output or an effect waits for."""
+    """Return the ops that run: whatever an output or an effect waits for."""
     stack = [*(t.op for t in graph.outputs), *graph.effects]
     live: set[Op] = set()
     while stack:

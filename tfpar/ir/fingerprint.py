@@ -12,7 +12,7 @@ _UNSTABLE_ATTRS = frozenset({"value", "seed", "seed2", "shared_name", "container
 
 
 def fingerprint(graph: Graph, names: Mapping[str, str] | None = None) -> str:
-    """A hash of the graph's structure that is the same in every process.
+    """Return a hash of the graph's structure that is the same in every process.
 
     Args:
         names: what variables are called, where not by their own names.

@@ -147,8 +147,8 @@ class Variable:
             or a metric is not).
         handle: the resource tensor by which the graph's ops know it.
         place: where in its model it is, where that is known; see `ir.names`.
-        offloaded: of an optimizer slot: it lies in the memory of the host; of a weight: its slots
-            do (see `ir.passes.offload_slots`).
+        offloaded: of an optimizer slot: it is in the memory of the host; of a weight: its slots do
+            (see `ir.passes.offload_slots`).
     """
 
     name: str
@@ -161,7 +161,7 @@ class Variable:
 
     @property
     def on_host(self) -> bool:
-        """Whether it lies in the memory of the host itself."""
+        """Whether it is itself in the memory of the host."""
         return self.offloaded and not self.trainable
 
     @property
@@ -171,7 +171,7 @@ class Variable:
 
 @dataclasses.dataclass(frozen=True)
 class Gradient:
-    """What enters the optimizer for one weight: its gradient, or the rows of a sparse one.
+    """Input of the optimizer for one weight: its gradient, or the rows of a sparse one.
 
     Attributes:
         variable: the weight's name.
@@ -207,7 +207,7 @@ class Graph:
     effects: list[Op] = dataclasses.field(default_factory=list)
 
     def consumers(self) -> dict[Tensor, list[Op]]:
-        """The ops that read each tensor, once per op, in graph order."""
+        """Return the ops that read each tensor, once per op, in graph order."""
         readers: dict[Tensor, list[Op]] = {}
         for op in self.ops:
             for tensor in dict.fromkeys(op.inputs):
@@ -232,7 +232,7 @@ def walk_functions(graph: Graph, op: Op) -> Iterator[tuple[str, Graph]]:
 
 
 def function_refs(*values: Any) -> Iterator[FunctionRef]:
-    """The names of functions among attribute values, and in lists of these."""
+    """Yield the names of functions among attribute values, and in lists of these."""
     for value in values:
         if isinstance(value, list):
             yield from function_refs(*value)
@@ -241,14 +241,14 @@ def function_refs(*values: Any) -> Iterator[FunctionRef]:
 
 
 def renamed_functions(value: Any, names: Mapping[Any, Any]) -> Any:
-    """An attribute value with other names of functions, of those that are in `names`."""
+    """Return an attribute value with other names of functions, of those that are in `names`."""
     if isinstance(value, list):
         return [renamed_functions(v, names) for v in value]
     return names.get(value, value) if isinstance(value, FunctionRef) else value
 
 
 def itemsize(dtype: str) -> int:
-    """Bytes per element; 0 for dtypes that hold no plain numbers (string, variant)."""
+    """Return the bytes per element; 0 for dtypes that hold no plain numbers (string, variant)."""
     return ITEMSIZES.get(dtype, 0)
 
 
@@ -261,7 +261,7 @@ def is_numeric(dtype: str) -> bool:
 
 
 def freeze(value: Any) -> Any:
-    """A hashable stand-in for an attribute value."""
+    """Return a hashable stand-in for an attribute value."""
     if isinstance(value, np.ndarray):
         return ("ndarray", value.shape, value.dtype.str, value.tobytes())
     if isinstance(value, list):

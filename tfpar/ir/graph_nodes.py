@@ -71,11 +71,11 @@ class NodeGraph:
         return {node: i for i, node in enumerate(dict.fromkeys((*sequence, *self.graph)))}
 
     def weighted(self) -> list[GraphNode]:
-        """The nodes that bear weights."""
+        """Return the nodes that bear weights."""
         return [node for node in self.nodes if node.weights]
 
     def segments(self, graph: Graph, roles: Roles) -> list[list[Op]]:
-        """The graph's ops in order, cut where phase or node changes.
+        """Return the graph's ops in order, cut where phase or node changes.
 
         Ops of nodes without weights go with those before them.
         """
@@ -148,7 +148,8 @@ def _data_flow(node_of: Mapping[Op, GraphNode], roles: Roles) -> nx.DiGraph:
 
 
 def weight_readers(graph: Graph) -> dict[Variable, list[tuple[Op, Op]]]:
-    """For each weight (the op that reads the handle, an op that uses the value), in graph order.
+    """Find the pairs (op that reads the handle, op that uses the value) of each weight, in graph
+    order.
 
     Ops that only relabel the value (casts, reshapes) are passed over.
     """

@@ -1,4 +1,4 @@
-"""Which ops XLA computes in one kernel, where it compiles a step.
+"""Fusion of ops into kernels, as XLA does it where it compiles a step.
 
 Op by op, each reads its operands from memory and writes its result there. Fused, a chain of
 elementwise ops is one kernel: it starts once, reads what enters it once, and writes what leaves it.
@@ -13,7 +13,7 @@ the result is written. A reduction, or an assignment to a variable, ends the ker
 reads. So do the passes of a step: what the forward pass keeps for the backward pass, or this for
 the update, is in memory. Products, what gathers or scatters, loops and branches have kernels of
 their own. (XLA fuses more in places: it computes what is cheap in several kernels, and fuses those
-that read the same.) What is fused hangs on the graph alone, not on a plan.
+that read the same.) Fusion depends on the graph alone, not on a plan.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _WITHOUT_NUMBERS = REFERENCES | {"string"}
 def kernels_of(
     graph: Graph, phase: Mapping[Op, int] | None = None, ends: Collection[Tensor] = ()
 ) -> dict[Op, InKernel]:
-    """The kernels of a graph and of its functions.
+    """Return the kernels of a graph and of its functions.
 
     Args:
         phase: of the graph's ops: kernels do not go across phases. None: there is one.
@@ -70,7 +70,7 @@ def kernels_of(
 
 
 def source(tensor: Tensor) -> Tensor:
-    """What lies in memory where `tensor` does: it is a view of that, or it itself."""
+    """Return the tensor of which `tensor` is a view, or itself."""
     while _is_view(tensor.op):
         tensor = forwarded_input(tensor)
     return tensor

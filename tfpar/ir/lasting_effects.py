@@ -1,4 +1,4 @@
-"""What a step does that putting back its variables does not undo."""
+"""Lasting effects of a step, which restoring its variables does not undo."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from tfpar.ir.traits import REGIONS, TRACELESS
 
 
 def find_lasting_effect(graph: Graph) -> Op | None:
-    """The first op with an effect other than on a variable, in whatever body; None if none has.
+    """Find the first op with an effect other than on a variable, in whatever body; None if none
+    has.
 
     Draws are none: their state is a kernel's own, and a program that is linked anew begins anew.
     """

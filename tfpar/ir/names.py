@@ -1,4 +1,4 @@
-"""Which of a model's variables a name means that was written down elsewhere.
+"""Matching of a model's variables with names that were written down elsewhere.
 
 Keras names a variable by the scopes that were open when it was built, so that one weight has
 several names: `net/a/kernel` in a Sequential model built by code, `a/kernel` once that came
@@ -19,7 +19,7 @@ _COUNT = re.compile(r"_(\d+)$")
 
 
 class VariableName(NamedTuple):
-    """What a variable is called.
+    """Names of a variable.
 
     Attributes:
         path: unique in its step; Keras's.
@@ -34,14 +34,14 @@ class VariableName(NamedTuple):
 
 
 def user_names(name: str, place: str) -> tuple[str, ...]:
-    """The names by which a user may call a variable."""
+    """Return the names by which a user may call a variable."""
     return (name, place) if place and place != name else (name,)
 
 
 def pair(
     written: Iterable[str], places: Mapping[str, str], counted: Iterable[str] = ()
 ) -> dict[str, str]:
-    """The name that each of the `written` names has now, where there is no doubt.
+    """Return the name that each of the `written` names has now, where there is no doubt.
 
     Equal names are one variable. Of the others, a name is that of the variable whose place or path
     has most of its last parts, if one is the end of the other: `net/a/kernel` is `a/kernel`. An

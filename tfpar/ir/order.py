@@ -11,7 +11,7 @@ from tfpar.spec.errors import TfparError
 def sort_topologically(
     ops: Sequence[Op], before: Mapping[Op, Sequence[Op]] | None = None
 ) -> list[Op]:
-    """`ops` reordered so that inputs and control come first, otherwise in their order.
+    """Reorder `ops` so that inputs and control come first, otherwise in their order.
 
     Args:
         before: by op, others that come first too.

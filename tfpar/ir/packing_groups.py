@@ -1,4 +1,5 @@
-"""Which tensors of a step are moved at the same time, if they are moved: found once for all plans.
+"""Packing groups: tensors of a step that are moved at the same time, if they are moved. They are
+the same for all plans.
 
 Between the places where a step has one thing to do there are branches, side by side: queries, keys
 and values are made of one tensor, and their gradients are added up to that of one tensor.
@@ -9,8 +10,8 @@ and values are made of one tensor, and their gradients are added up to that of o
 
 No branch waits for another. So collectives of one kind and group on several of them are packed when
 the step is written (`compile.local.packing`), and so are those of the weights that the branches
-read. What lies on a branch is told by what is near it, so that it is the same in a block of layers
-that is repeated and in one that stands for all of them (`planning.folding.fold`).
+read. The place of a tensor on a branch is relative to what is near it, so that it is the same in a
+block of layers that is repeated and in one that stands for all of them (`planning.folding.fold`).
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from tfpar.ir.graph import Graph, Op, Tensor
 from tfpar.ir.traits import ADDITIONS, CONVOLUTIONS, MATRIX_PRODUCTS, REDUCTIONS
 
 _SUMMING = MATRIX_PRODUCTS | CONVOLUTIONS | REDUCTIONS
-"""What collectives follow or come before: no two of one kind lie on a branch without one of these
+"""Ops that collectives follow or precede: no two of one kind are on a branch without one of these
 between them."""
 
 
 class _Place(NamedTuple):
-    """Where a tensor lies.
+    """Place of a tensor among parallel branches.
 
     Attributes:
         fork: what the branches come from or lead to.
@@ -44,16 +45,17 @@ class _Place(NamedTuple):
 
     @property
     def group(self) -> tuple[Hashable, ...]:
-        """Of the tensors that lie alike on the branches side by side."""
+        """Key of the tensors that have the same place on parallel branches."""
         return self[:3]
 
     def past(self, op: Op) -> _Place:
-        """Where what lies on the other side of `op` lies."""
+        """Return the place on the other side of `op`."""
         return self._replace(step=self.step + (op.type in _SUMMING))
 
 
 def moved_together(graph: Graph, deferrable: Collection[Tensor]) -> dict[Tensor, int]:
-    """By tensor, the number of those that it is moved together with; absent if there are none.
+    """Number the packing group of each tensor, those that are moved together; a tensor that moves
+    alone is absent.
 
     Args:
         deferrable: what only the update waits for (`Roles.deferrable`). It goes its own ways.
@@ -91,8 +93,8 @@ def _side_by_side(places: Mapping[Tensor, Sequence[_Place]]) -> dict[Tensor, Has
 def _for_deferrable(
     graph: Graph, deferrable: Collection[Tensor], consumers: Mapping[Tensor, Sequence[Op]]
 ) -> set[Tensor]:
-    """What is deferrable, and what is made for that alone: a weight's gradient before it is summed
-    up."""
+    """Return the deferrable tensors, and those made for them alone: a weight's gradient before it
+    is summed up."""
     found = set(deferrable)
     for op in reversed(graph.ops):
         for tensor in op.outputs:
@@ -103,7 +105,7 @@ def _for_deferrable(
 
 
 def _data(graph: Graph) -> set[Tensor]:
-    """What hangs on what the step is fed."""
+    """Return the tensors that depend on the inputs of the step."""
     found = set(graph.inputs)
     for op in graph.ops:
         if any(t in found for t in op.inputs):
@@ -114,7 +116,8 @@ def _data(graph: Graph) -> set[Tensor]:
 def _from_one_tensor(
     graph: Graph, data: Collection[Tensor], readers: Mapping[Tensor, Sequence[Op]]
 ) -> dict[Tensor, list[_Place]]:
-    """What is made of one tensor and of weights, until branches meet: outer places first.
+    """Find the places of tensors that are made of one tensor and of weights, until branches meet:
+    outer places first.
 
     Branches that begin after some have met are others: the keys of the next layer, where all layers
     look at the same.
@@ -139,7 +142,8 @@ def _from_one_tensor(
 def _added_up(
     graph: Graph, data: Collection[Tensor], readers: Mapping[Tensor, Sequence[Op]]
 ) -> dict[Tensor, list[_Place]]:
-    """What is read on the way to one sum and nowhere else: which of its terms it leads to.
+    """Find the places of tensors that are read on the way to one sum and nowhere else: the term of
+    it that each leads to.
 
     Terms are apart that are made before and after another sum that several ops go on from: each
     layer has its own.

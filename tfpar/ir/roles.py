@@ -1,4 +1,4 @@
-"""What part each op and tensor of a step plays: forward, backward or update; on whose time."""
+"""Roles of the ops and tensors of a step: forward, backward or update, and whose time they take."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class Roles:
         return self.kernels is not None
 
     def in_kernel(self, op: Op) -> InKernel | None:
-        """The part that an op has in a kernel; None if it is not fused with others."""
+        """Return the part that an op has in a kernel; None if it is not fused with others."""
         return None if self.kernels is None else self.kernels.get(op)
 
     def stays_within(self, tensor: Tensor) -> bool:
@@ -184,7 +184,7 @@ def trains(graph: Graph, roles: Roles) -> bool:
 
 
 def find_widened_tensors(graph: Graph) -> dict[Tensor, str]:
-    """The tensors whose values come from one of 16 bits, by a Cast, with its dtype.
+    """Find the tensors whose values come from one of 16 bits, by a Cast, with its dtype.
 
     A collective moves no more of them than that: it is as if it stood before the Cast, where the
     tensor is narrower. (Propagation itself puts those of a tensor that is cast to 16 bits after
@@ -231,9 +231,10 @@ def _keeps(op: Op, tensor: Tensor, phase: Mapping[Op, int], activations: set[Ten
 def _decaying_weights(
     graph: Graph, leads: Collection[Op], consumers: Mapping[Tensor, Sequence[Op]]
 ) -> set[Op]:
-    """What an optimizer does to weights without gradients (decoupled weight decay).
+    """Find the ops by which an optimizer changes weights without gradients (decoupled weight
+    decay).
 
-    Assignments of weights that hang on nothing that the step is fed, and what only they read.
+    Assignments of weights that depend on nothing that the step is fed, and what only they read.
     """
     weights = {v.handle for v in graph.variables if v.trainable}
     fed: set[Op] = {t.op for t in graph.inputs}

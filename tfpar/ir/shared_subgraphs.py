@@ -1,9 +1,9 @@
 """Shared subgraphs (TAP §IV-C, Algorithm 1): what a model repeats.
 
-The names of GraphNodes make a tree. At each depth, from the leaves up, nodes with a common
-prefix are a block, and blocks of the same composition of operators are one shared subgraph if
-there are enough of them. Names only say what belongs together: whether two blocks are alike is
-read off their ops, so `alpha` and `beta` may be.
+The names of GraphNodes make a tree. At each depth, from the leaves up, nodes with a common prefix
+are a block, and blocks of the same composition of operators are one shared subgraph if there are
+enough of them. Names only say what belongs together: whether two blocks are equal is read off their
+ops, so `alpha` and `beta` may be.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class SharedSubgraph:
 
 
 class Signatures:
-    """What makes ops and blocks alike; computed once per op."""
+    """Signatures, equal for equal ops and blocks; computed once per op."""
 
     def __init__(self, constants: Constants, roles: Roles) -> None:
         self._constants = constants
@@ -64,14 +64,16 @@ class Signatures:
         self._of_op: dict[Op, int] = {}
 
     def op(self, op: Op) -> int:
-        """Equal for ops of one type, attributes, shapes and known integer operands."""
+        """Return a number that is equal for ops of one type, attributes, shapes and known integer
+        operands."""
         known = self._of_op.get(op)
         if known is None:
             known = self._of_op[op] = self._intern(self._describe(op))
         return known
 
     def block(self, nodes: Iterable[GraphNode], shapes: bool) -> int:
-        """Equal for blocks whose forward ops are alike and wired alike.
+        """Return a number that is equal for blocks whose forward ops are equal and wired in the
+        same way.
 
         Args:
             shapes: also ask for equal attributes and shapes, not only op types.
@@ -93,7 +95,7 @@ class Signatures:
         return self._intern((shapes, tuple(described)))
 
     def forward(self, node: GraphNode) -> list[Op]:
-        """The node's forward ops that compute something on data."""
+        """Return the node's forward ops that compute something on data."""
         return [op for op in node.ops if self._phase[op] == FORWARD and op.type != "Placeholder"]
 
     def _intern(self, key: Any) -> int:
@@ -126,7 +128,7 @@ class Signatures:
 def prune_graph(
     nodes: NodeGraph, signatures: Signatures, min_duplicate: int = 2
 ) -> list[SharedSubgraph]:
-    """The shared subgraphs of a model, deepest first (Algorithm 1).
+    """Return the shared subgraphs of a model, deepest first (Algorithm 1).
 
     At each depth of the name tree the blocks with a weight are grouped by composition. A branch
     ends where its blocks have no likeness any more; what lies above is the model.
@@ -163,7 +165,7 @@ def prune_graph(
 
 
 def largest(subgraphs: Sequence[SharedSubgraph], min_duplicate: int = 2) -> list[SharedSubgraph]:
-    """The subgraphs that are no part of a larger one.
+    """Return the subgraphs that are no part of a larger one.
 
     A tower that mostly repeats one block is no subgraph, the block is.
     """
@@ -177,7 +179,7 @@ def _repeated(subgraphs: Sequence[SharedSubgraph], min_duplicate: int) -> list[S
 
 
 def _outermost(groups: Sequence[Sequence[Block]], repeated: Sequence[Sequence[Block]]) -> list[int]:
-    """Which groups of alike blocks to take so that no two of them overlap."""
+    """Choose groups of equal blocks, the largest first, so that no two of them overlap."""
     sizes = [(-len(g[0].nodes), g[0].prefix.count("/")) for g in groups]
     taken: set[GraphNode] = set()
     kept = []
@@ -227,7 +229,7 @@ def repeated_blocks(
     signatures: Signatures,
     min_duplicate: int = 2,
 ) -> list[RepeatedBlock]:
-    """What to fold: the largest blocks that repeat with equal shapes.
+    """Find the blocks to fold: the largest that repeat with equal shapes.
 
     Names may not show the block (a functional model whose layers are called `dense_7`): a run of
     blocks that repeats as a whole along the model is one larger block.
@@ -320,5 +322,5 @@ def _tandem_runs(labels: Sequence[int], min_duplicate: int) -> list[tuple[int, i
 
 
 def aligned_ops(repeat: RepeatedBlock, signatures: Signatures) -> list[list[Op]]:
-    """Forward ops of each instance, position by position alike."""
+    """Return the forward ops of each instance, equal at each position."""
     return [[op for n in nodes for op in signatures.forward(n)] for nodes in repeat.instances]

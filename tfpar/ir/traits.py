@@ -1,7 +1,7 @@
-"""What an op's type alone says of it: one table, and one meaning for each word in it.
+"""Traits of op types: one table, and one meaning for each word in it.
 
-Each set below holds the op types that have one trait. Whoever asks such a question asks here, so
-that two modules cannot answer it in two ways: what the memory estimate takes for a view, the roles
+Each set below holds the op types that have one trait. Whoever asks for a trait asks here, so
+that two modules cannot answer in two ways: what the memory estimate takes for a view, the roles
 of a step take for a view too. What an op's *operands* say (how it splits, what is known of its
 values) is the business of its rule, in `tfpar.rules`.
 
@@ -144,7 +144,8 @@ ADDITIONS = frozenset({"AddN", "AddV2", "Add"})
 """They add up all that they read."""
 
 TO_THE_UPDATE = HANDED_ON | ADDITIONS | {"Mul", "RealDiv", "UnsortedSegmentSum"}
-"""What a weight's gradient may pass on its way to the update: it is handed on, added up, scaled."""
+"""Ops that a weight's gradient may pass on its way to the update: it is handed on, added up,
+scaled."""
 
 # --- variables ------------------------------------------------------------------------------------
 
@@ -253,8 +254,8 @@ it `TAKES` what it reads from the device, or `GIVES` what it makes to the device
 TAKES, GIVES = b"takes", b"gives"
 
 IN_FLIGHT = 2
-"""How many weights have their slots on the device at the same time, or blocks what comes back of
-them: what one needs is used while that of the next is on its way."""
+"""Number of weights whose slots, or blocks whose activations, are on the device at the same time:
+those of one are used while those of the next are on their way."""
 
 # --- references and lists -------------------------------------------------------------------------
 
@@ -297,7 +298,7 @@ FIXED_LISTS = frozenset(
         "TensorListElementShape",
     }
 )
-"""What XLA computes with lists, if it knows the most that these may hold."""
+"""List ops that XLA compiles, if it knows the most that the lists may hold."""
 
 RESIZED_LISTS = frozenset({"TensorListResize", "TensorListConcatLists"})
 """Their list is not as long as the one that they take."""
@@ -309,22 +310,24 @@ def is_free(op: Op) -> bool:
 
 
 def body_offset(op_type: str) -> int:
-    """How many inputs a region has that its bodies do not take: they come first."""
+    """Count the inputs of a region that its bodies do not take: they come first."""
     return 1 if op_type in BRANCHES else 0
 
 
 def forwarded_input_index(tensor: Tensor) -> int:
-    """Which input an op gives as `tensor`; of an op type in `HANDED_ON` or `INSPECTIONS`."""
+    """Return the index of the input that an op gives as `tensor`; of an op type in `HANDED_ON` or
+    `INSPECTIONS`."""
     return tensor.index if tensor.op.type == "IdentityN" else 0
 
 
 def forwarded_input(tensor: Tensor) -> Tensor:
-    """The input that an op gives as `tensor`; of an op type in `HANDED_ON` or `INSPECTIONS`."""
+    """Return the input that an op gives as `tensor`; of an op type in `HANDED_ON` or
+    `INSPECTIONS`."""
     return tensor.op.inputs[forwarded_input_index(tensor)]
 
 
 def origin(tensor: Tensor, through: Collection[str]) -> Tensor:
-    """Where `tensor` comes from, past ops of the types `through`, which hand on what they read."""
+    """Trace `tensor` back, past ops of the types `through`, which hand on what they read."""
     while tensor.op.type in through:
         tensor = forwarded_input(tensor)
     return tensor

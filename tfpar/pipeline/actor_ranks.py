@@ -1,4 +1,4 @@
-"""Which ranks of a job make up each set of ranks of a pipeline."""
+"""Ranks of the actors of a pipeline."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def groups_of(num_actors: int, size: int, ranks: Sequence[int] = ()) -> tuple[tuple[int, ...], ...]:
-    """The ranks of each actor, `size` of them.
+    """Return the ranks of each actor, `size` of them.
 
     Args:
         ranks: of the job, actor by actor; by default in their order.

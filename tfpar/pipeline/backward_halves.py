@@ -12,7 +12,8 @@ from tfpar.pipeline.step_graph import Runs
 def find_weight_half(
     graph: Graph, roles: Roles, stage: Mapping[Op, int], runs: Runs
 ) -> frozenset[Op]:
-    """The ops of the backward pass that lead to gradients of weights alone, in their own stage.
+    """Find the ops of the backward pass that lead to gradients of weights alone, in their own
+    stage.
 
     All others lead to what another stage reads of each microbatch, or to what joins. The first
     stage sends no gradients: all of its backward pass is in this half.

@@ -1,4 +1,4 @@
-"""Which forward ops have to be in one stage."""
+"""Colocation constraints: forward ops that have to be in one stage."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def together(graph: Graph, ops: Sequence[Op]) -> list[tuple[Op, Op]]:
 def readers_of(
     handle: Tensor, consumers: Mapping[Tensor, Sequence[Op]], members: Collection[Op]
 ) -> Iterator[Op]:
-    """The members that read a variable's value from an op that is no member itself."""
+    """Yield the members that read a variable's value from an op that is no member itself."""
     for op in consumers.get(handle, ()):
         if op.type in VARIABLE_READS and op not in members:
             for tensor in op.outputs:

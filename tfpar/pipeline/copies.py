@@ -1,4 +1,5 @@
-"""What each stage gets for itself: constants, and the value of a variable that lies elsewhere."""
+"""Copies that each stage gets for itself: of constants, and of the values of variables that lie
+elsewhere."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ Carries = Literal["activations", "gradients", "kept", "sum", "scalars", "join", 
 
 
 class Edge(NamedTuple):
-    """What one task makes and another reads.
+    """Dependence of one task on another, which reads what the first makes.
 
     Attributes:
         carries: activations and gradients between stages, what a backward pass reads of its forward
@@ -52,7 +52,7 @@ class Edge(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TaskGraph:
-    """What is run where, in which order, and what waits for what.
+    """Graph of tasks: the order of each actor, and the dependences between tasks.
 
     Attributes:
         orders: of each actor, updates and joins included.
@@ -76,7 +76,7 @@ class TaskGraph:
         }
 
     def transfers(self) -> tuple[Edge, ...]:
-        """The edges from one actor to another."""
+        """Return the edges from one actor to another."""
         places = self.places
         return tuple(
             edge
@@ -88,7 +88,7 @@ class TaskGraph:
 def task_graph(
     schedule: Schedule, stages: StageGraph | None = None, synchronized: bool = False
 ) -> TaskGraph:
-    """The task graph of a schedule.
+    """Return the task graph of a schedule.
 
     Args:
         stages: by default a chain.
@@ -137,7 +137,7 @@ def check_schedule(
 
     Args:
         stages: by default a chain of as many as the schedule has.
-        actors: sets of ranks that there are; None: as many as the schedule has.
+        actors: number of actors; None: as many as the schedule has.
         microbatches: in which the batch is cut; None: as many as the schedule has.
 
     Raises:
@@ -154,7 +154,7 @@ def check_schedule(
 
 
 class _Tasks(NamedTuple):
-    """What a schedule runs: of each stage and microbatch the whole backward pass, or halves."""
+    """Tasks of a schedule: of each stage and microbatch the whole backward pass, or halves."""
 
     schedule: Schedule
     present: frozenset[Task]
@@ -170,7 +170,7 @@ class _Tasks(NamedTuple):
 
 
 def _edges(run: _Tasks, stages: StageGraph) -> Iterator[Edge]:
-    """What microbatches carry, within a stage and between stages."""
+    """Yield the edges of microbatches, within a stage and between stages."""
     for stage in range(stages.num_stages):
         for micro in range(run.schedule.num_microbatches):
             backward = run.backward(stage, micro)
@@ -206,7 +206,7 @@ def _sums(schedule: Schedule, ties: Sequence[Tie], synchronized: bool) -> Iterat
 
 
 def _given(schedule: Schedule, ties: Sequence[Tie]) -> Iterator[Edge]:
-    """What a stage reads of another's weights, before its first task."""
+    """Yield the edges by which a stage reads another's weights, before its first task."""
     for tie in ties:
         order = schedule.orders[schedule.actors[tie.reader]]
         first = next(task for task in order if task.stage == tie.reader)
@@ -225,7 +225,7 @@ def _joins(run: _Tasks, joins: Sequence[Join]) -> Iterator[tuple[Task, list[Edge
 
 
 def _place(order: Sequence[Task], join: Task, edges: Iterable[Edge]) -> int:
-    """Where in its actor's order a join runs.
+    """Return the position of a join in its actor's order.
 
     After the last task that it waits for, if all of these are this actor's or it holds up none of
     this actor. Else before the first one that it holds up, since what comes earlier can run while

@@ -1,4 +1,4 @@
-"""Which stage owns each variable of a step, and where the update of a pipeline runs."""
+"""Owners of variables: the stage of each variable of a step, and those in which the update runs."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def variable_owners(
     stage: Mapping[Op, int],
     lying: Mapping[str, int] | None = None,
 ) -> dict[Tensor, int]:
-    """By handle, the stage that owns the variable, of those that the forward pass touches or that
-    lie in a stage already.
+    """Find by handle the stage that owns each variable, of those that the forward pass touches or
+    that are placed in a stage already.
 
-    It is the stage that writes it (running statistics, metrics), or else the one that it lies in,
-    or else the first that reads it.
+    It is the stage that writes it (running statistics, metrics), or else the one that it is placed
+    in, or else the first that reads it.
 
     Args:
         stage: of forward ops, as far as they have one.
-        lying: by name, the stages that variables lie in already.
+        lying: by name, the stages in which variables are placed already.
 
     Raises:
         PlanError: a variable is written in several stages.
@@ -58,10 +58,10 @@ def update_stages(
     """Stages of what has none yet and runs beside the passes: the update and what it reads.
 
     What works on one weight hangs together by its handle, its slots and tensors that are no
-    scalars, and runs where the weight lies. What belongs to no weight and reads no gradient is
+    scalars, and runs in the stage of the weight. What belongs to no weight and reads no gradient is
     computed where it is read first (a learning rate). What does read one is left open: it goes
     where that is (a global norm). What touches a variable within the backward pass (weights that
-    are moved before another gradient is taken) runs where the variable lies, too.
+    are moved before another gradient is taken) runs in the stage of the variable, too.
 
     Args:
         stage: of ops that have one; the backward pass is left out.

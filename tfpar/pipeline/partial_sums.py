@@ -31,7 +31,7 @@ _REDUCTIONS = frozenset({"Sum", "Prod", "Max", "Min", "All", "Any"})
 """Reductions of what was reduced in parts already give the same."""
 
 _HANDED_ON = REARRANGED | {"Cast", "Sum"}
-"""What may lie between an operand and its sum, and moves to the operand's stage: a sum, as in the
+"""Ops that may be between an operand and its sum, and move to the operand's stage: a sum, as in the
 gradients of what is spread, if it is over nothing."""
 
 
@@ -253,7 +253,8 @@ def _adds_alike(op: Op) -> bool:
 
 
 def _tree(root: Op, inner: Collection[Op]) -> tuple[list[Tensor], list[Op]]:
-    """What a sum adds up, through the sums that lead to it alone; and these."""
+    """Return the terms that a sum adds up, through the sums that lead to it alone, and these
+    sums."""
     leaves: list[Tensor] = []
     passed: list[Op] = []
     stack = [*reversed(root.inputs)]

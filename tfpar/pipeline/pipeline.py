@@ -1,4 +1,4 @@
-"""`Pipeline`: what users ask of a pipeline."""
+"""`Pipeline`: a user's request for a pipeline."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ schedule's name: it is picked by simulation."""
 ENUMERATE = "enumerate"
 
 SEARCHES = (ENUMERATE, "anneal", "exhaustive", "alpa", "megatron", "random")
-"""How a pipeline can be searched for."""
+"""Searches for a pipeline, by name."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Pipeline:
-    """How a step runs in stages, a microbatch behind the other.
+    """Pipeline in which a step runs: stages, microbatches and a schedule.
 
         Pipeline(stages=2, microbatches=8)                     # 1F1B
         Pipeline(stages=4, microbatches=8, schedule="zb-v")    # eight stages, two on each
@@ -36,15 +36,15 @@ class Pipeline:
         Pipeline("auto", search="anneal")                      # whatever is best, or none
 
     Args:
-        stages: sets of ranks, one behind the other; each runs one stage, or `virtual_stages`. By
-            default as many as a given schedule has, else 1. `"auto"`: the planner decides whether
-            there are any, and everything else but `search` and `seed`.
+        stages: number of actors, each the ranks of one stage or of `virtual_stages`. By default as
+            many as a given schedule has, else 1. `"auto"`: the planner decides whether there are
+            any, and everything else but `search` and `seed`.
         microbatches: in which each rank's batch is cut; may be left out with a given schedule.
         schedule: `"gpipe"`, `"1f1b"`, `"interleaved"`, `"zb-h1"`, `"zb-v"`, or a `Schedule`.
-            `"auto"`: the one that is simulated to be fastest for the stages that are found, of
-            those that fit into memory; besides these, orders made from what the stages take.
-        virtual_stages: of each set of ranks; by default 2 with `"interleaved"` and `"zb-v"`, else
-            1. A given schedule says that itself.
+            `"auto"`: the fastest in simulation for the stages that are found, among those that fit
+            into memory; orders made from the durations of the stages compete, too.
+        virtual_stages: of each actor; by default 2 with `"interleaved"` and `"zb-v"`, else 1. A
+            given schedule says that itself.
         recompute: the backward pass of a stage runs its forward pass again; only what the stage
             reads of others is kept for each microbatch. Not with schedules that halve the backward
             pass: each half would run it again.
@@ -57,8 +57,8 @@ class Pipeline:
             their order, with the layout that the planner finds best. The others choose stages,
             layout, placement and microbatches together, by what the step's layers cost in each
             layout: `"anneal"` by simulated annealing (auto3d), `"exhaustive"` all of them, and, to
-            compare with, `"random"`, `"alpa"` (Alpa's two levels, stages alike) and `"megatron"`
-            (Megatron-LM's heuristic). What they find best is planned in full.
+            compare with, `"random"`, `"alpa"` (Alpa's two levels, with equal stages) and
+            `"megatron"` (Megatron-LM's heuristic). What they find best is planned in full.
         seed: of `"anneal"` and `"random"`: the same seed finds the same plan.
 
     Raises:
@@ -169,8 +169,8 @@ class Pipeline:
 
     @functools.cached_property
     def order(self) -> Schedule:
-        """The schedule itself: as given, or that of the name. Of one that is picked later, a
-        schedule with its stages, sets of ranks and microbatches."""
+        """Schedule of the pipeline, as given or as its name says. Of one that is picked later, a
+        schedule with its stages, actors and microbatches."""
         if isinstance(self.schedule, Schedule):
             return self.schedule
         if self.stages == AUTO:

@@ -1,4 +1,4 @@
-"""`Schedule`: the order of tasks on each set of ranks, as a value."""
+"""`Schedule`: the order of tasks on each actor, as a value."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from tfpar.spec.arguments import text as text_of
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """What each set of ranks of a pipeline runs, one task after the other.
+    """Schedule of a pipeline: the order in which each actor runs its tasks.
 
         schedule = tap.Schedule.load("zero_bubble.csv")
         print(schedule.num_stages, schedule.num_microbatches)
 
-    A schedule is complete: it has every task of its stages and microbatches once, and a stage's
-    tasks lie together on one actor. Whether it can run depends on which stage reads which
+    A schedule is complete: it has every task of its stages and microbatches once, and all tasks of
+    a stage are on one actor. Whether it can run depends on which stage reads which
     (`StageGraph.check`).
 
     Args:
-        orders: for each actor (a set of ranks that runs tasks together) its tasks in order, of
-            kinds F, B, I and W (`tfpar.pipeline.tasks`).
+        orders: for each actor (ranks that run tasks together) its tasks in order, of kinds F, B, I
+            and W (`tfpar.pipeline.tasks`).
 
     Raises:
         ScheduleError: a task is missing, twice, of another kind or before what it needs; a stage
@@ -43,7 +43,7 @@ class Schedule:
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
-        """The schedule that a text states, a line for each actor; see `tfpar.pipeline.text`.
+        """Parse the schedule that a text states, a line for each actor; see `tfpar.pipeline.text`.
 
         Raises:
             ScheduleError: names the line and the cell; and as of `Schedule`.
@@ -52,7 +52,7 @@ class Schedule:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Schedule:
-        """The schedule in a file: what `save` wrote, or PyTorch's pipelining.
+        """Load the schedule in a file: what `save` wrote, or PyTorch's pipelining.
 
         Raises:
             ScheduleError: the file cannot be read; names it, the line and the cell; and as of
@@ -92,7 +92,7 @@ class Schedule:
 
     @property
     def num_actors(self) -> int:
-        """Number of sets of ranks."""
+        """Number of actors."""
         return len(self.orders)
 
     @functools.cached_property
@@ -112,9 +112,9 @@ class Schedule:
         return tuple(found[stage] for stage in range(self.num_stages))
 
     def stages_of(self, actor: int) -> tuple[int, ...]:
-        """The stages of one actor, in their order."""
+        """Return the stages of one actor, in their order."""
         return tuple(stage for stage, home in enumerate(self.actors) if home == actor)
 
     def forward(self) -> tuple[tuple[Task, ...], ...]:
-        """The forward tasks of each actor in order: what evaluation runs."""
+        """Return the forward tasks of each actor in order: what evaluation runs."""
         return tuple(tuple(t for t in order if t.kind == "F") for order in self.orders)

@@ -1,4 +1,4 @@
-"""`StageGraph`: what the stages of a pipeline read of each other."""
+"""`StageGraph`: the links, joins and ties between the stages of a pipeline."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tfpar.spec.arguments import finite, integer
 
 @dataclasses.dataclass(frozen=True)
 class StageLink:
-    """What one stage makes and another reads, of one microbatch.
+    """Link between stages: the bytes of a microbatch that one stage makes and another reads.
 
     Attributes:
         source, target: stages; a stage reads of earlier ones only.
@@ -40,7 +40,8 @@ class StageLink:
 
 @dataclasses.dataclass(frozen=True)
 class Join:
-    """What has to see all microbatches before any of them goes on, such as exact batch statistics.
+    """Join of microbatches: work that has to see all of them before any goes on, such as exact
+    batch statistics.
 
     Attributes:
         stage: that computes it.

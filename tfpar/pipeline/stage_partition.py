@@ -1,4 +1,4 @@
-"""A step cut into stages: which runs what, with as little sent between them as can be."""
+"""Partition of a step into stages, with as little sent between them as can be."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HANDED_ON = REARRANGED | ADDITIONS | {"Cast"}
 """They are linear in what they read."""
 
 _ADDED = ADDITIONS | {"Pack"}
-"""Where terms of one sum meet: Keras packs the losses of a model before it adds them up."""
+"""Ops in which terms of one sum meet: Keras packs the losses of a model before it adds them up."""
 
 
 def partition_step(
@@ -53,8 +53,8 @@ def partition_step(
 
 
 def sent_whole(graph: Graph, stage: Mapping[Op, int]) -> frozenset[Tensor]:
-    """What is summed over ranks and microbatches where it is made: what is sent, and what is added
-    to it in another stage.
+    """Find the tensors that are summed over ranks and microbatches where they are made: those that
+    are sent, and those that are added to them in another stage.
 
     So the gradient of a weight that several stages read is sent once a step, and added to that of
     its owner after the last microbatch.

@@ -1,4 +1,4 @@
-"""What normalisations take their statistics over: the batch, or one microbatch of all ranks."""
+"""Batch statistics of normalisations: over the batch, or over one microbatch of all ranks."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from tfpar.spec import PlanError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Runs:
-    """How often the ops of a step run.
+    """Run counts of the ops of a step: once, or once for each microbatch.
 
     Attributes:
         each: that run once for each microbatch; all others run once a step.
@@ -43,8 +43,9 @@ class Runs:
 
     @classmethod
     def without_joins(cls, graph: Graph, roles: Roles) -> Runs:
-        """All that depends on what the step is fed, but for the update, runs for each microbatch,
-        and nothing but the update, and what else reads gradients of weights, needs all of them."""
+        """Count runs as if no microbatches joined: all that depends on what the step is fed, but
+        for the update, runs for each microbatch, and nothing but the update, and what else reads
+        gradients of weights, needs all of them."""
         fed: set[Op] = {t.op for t in graph.inputs}
         for op in graph.ops:
             if any(t.op in fed for t in op.inputs) and roles.phase[op] != UPDATE:
@@ -75,11 +76,11 @@ class Crossing(NamedTuple):
 
 
 PER_MICROBATCH: tuple[Carries, ...] = ("activations", "gradients")
-"""What goes once for each microbatch."""
+"""Edges that carry something once for each microbatch."""
 
 
 def crossings(graph: Graph, roles: Roles, stage: Mapping[Op, int], runs: Runs) -> list[Crossing]:
-    """What stages send each other: each tensor once to a stage that reads it.
+    """Find the tensors that stages send each other: each tensor once to a stage that reads it.
 
     Args:
         stage: of every op, as `stages_of_step` gives it.
@@ -138,7 +139,7 @@ def stage_graph_of(
     runs: Runs | None = None,
     num_bytes: Callable[[Crossing], float] | None = None,
 ) -> StageGraph:
-    """The stage graph of a step.
+    """Return the stage graph of a step.
 
     Args:
         stage: of every op, as `stages_of_step` gives it.
@@ -183,7 +184,8 @@ def _links(sent: list[Crossing], num_bytes: Callable[[Crossing], float]) -> Iter
 
 
 def _ties(sent: list[Crossing], num_bytes: Callable[[Crossing], float]) -> Iterator[Tie]:
-    """What goes as the step begins, and sums of gradients."""
+    """Yield the ties of weights that are read in several stages: values sent as the step begins,
+    and sums of gradients."""
     values: dict[tuple[int, int], float] = {}
     sums: dict[tuple[int, int], float] = {}
     for crossing in sent:
@@ -220,7 +222,7 @@ def _joins(
     runs: Runs,
     links: tuple[StageLink, ...],
 ) -> Iterator[Join]:
-    """What reads of all microbatches before it goes on.
+    """Yield the joins: work that reads of all microbatches before it goes on.
 
     What depends on inputs alone is computed before the first task, and joins nothing. A task in
     whose midst microbatches join runs up to there, and the join runs the rest of it for all of
@@ -242,8 +244,8 @@ def _joins(
 
 
 def waits_of(graph: Graph, roles: Roles, runs: Runs) -> dict[Op, frozenset[Op]]:
-    """Of each op, the ops whose results it needs of all microbatches; of one that runs for each,
-    without what those before it need.
+    """Find for each op the ops whose results it needs of all microbatches; for one that runs for
+    each, without what those before it need.
 
     What depends on inputs alone, and on no variable, is not among these.
     """
@@ -266,7 +268,7 @@ def waits_of(graph: Graph, roles: Roles, runs: Runs) -> dict[Op, frozenset[Op]]:
 
 
 def _after(place: _Place, links: tuple[StageLink, ...]) -> Iterator[_Place]:
-    """What needs these tasks, of the same microbatch."""
+    """Yield the tasks of the same microbatch that need those of `place`."""
     kind, stage = place
     if kind == "F":
         yield ("B", stage)

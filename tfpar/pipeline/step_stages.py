@@ -1,4 +1,4 @@
-"""Where the backward pass and the update run, once the forward ops have their stages.
+"""Assignment of the backward pass and the update to stages, once the forward ops have theirs.
 
     forward     as given; what is not given reads no data, and goes where it is read first
     variable    the stage that writes it, or else that reads it first, owns it
@@ -28,7 +28,7 @@ from tfpar.spec import PlanError
 
 
 def assignable(graph: Graph, roles: Roles) -> list[Op]:
-    """The forward ops that stages are to be given for, in graph order.
+    """Return the forward ops that stages are to be given for, in graph order.
 
     They depend on what the step is fed; or on weights, and the backward pass reads what comes of
     them (penalties). All else goes where it is read: constants, the values of variables, random
@@ -64,7 +64,7 @@ def stages_of_step(
     forward_stage: Mapping[Op, int],
     lying: Mapping[str, int] | None = None,
 ) -> dict[Op, int]:
-    """The stage of every op of a training step.
+    """Return the stage of every op of a training step.
 
     Args:
         forward_stage: of the ops that `assignable` lists, others may be left out. An op comes in no
@@ -134,7 +134,7 @@ def _smaller_of_weights(graph: Graph, ops: Iterable[Op]) -> Iterator[Op]:
 
 
 _MOST_TOGETHER = 8
-"""How many ops of the backward pass move to where they are read together."""
+"""Largest number of ops of the backward pass that move to where they are read together."""
 
 
 class _Backward:
@@ -289,7 +289,7 @@ def _variable_read(tensor: Tensor) -> Tensor:
 
 
 def constant_ops(graph: Graph) -> frozenset[Op]:
-    """The ops that depend on constants alone."""
+    """Return the ops that depend on constants alone."""
     found: set[Op] = set()
     for op in graph.ops:
         reads = all(t.op in found for t in op.inputs) and not op.stateful

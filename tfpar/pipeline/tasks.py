@@ -1,8 +1,7 @@
 """Tasks: what the ranks of a stage run as one piece (Rhino §6.1).
 
 A *stage* is a part of the step on ranks of its own, a *microbatch* a part of each rank's batch. The
-ranks that run tasks together are an *actor*: one set of ranks, with one stage, or several (virtual
-stages).
+ranks that run tasks together are an *actor*, with one stage or several (virtual stages).
 
     F   forward pass of a microbatch
     B   its backward pass, whole
@@ -25,10 +24,10 @@ Kind = Literal["F", "B", "I", "W", "U", "J"]
 KINDS: tuple[str, ...] = get_args(Kind)
 
 SCHEDULED: tuple[Kind, ...] = ("F", "B", "I", "W")
-"""What a schedule orders."""
+"""Task kinds that a schedule orders."""
 
 BACKWARD: tuple[Kind, ...] = ("B", "I")
-"""What sends gradients to the stages before."""
+"""Task kinds that send gradients to the stages before."""
 
 LAST: tuple[Kind, ...] = ("B", "W")
 """After which a microbatch has added its part to the gradients of weights."""
@@ -51,7 +50,7 @@ class Task(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Task:
-        """The task that is written so.
+        """Parse the task that is written so.
 
         Raises:
             ValueError: it is none.
@@ -64,7 +63,7 @@ class Task(NamedTuple):
 
     @property
     def described(self) -> str:
-        """What it does, in words: `the backward pass of microbatch 3 (1B3)`."""
+        """Describe its work in words: `the backward pass of microbatch 3 (1B3)`."""
         of = "" if self.kind == "U" else f" of microbatch {self.micro}"
         return f"{_WORDS[self.kind]}{of} ({self})"
 

@@ -44,12 +44,12 @@ class _Cell(NamedTuple):
 
 
 def format_orders(orders: Orders) -> str:
-    """The text of a schedule: no idle cells, halves as `I` and `W`."""
+    """Format a schedule as text: no idle cells, halves as `I` and `W`."""
     return "\n".join(",".join(map(str, order)) for order in orders)
 
 
 def parse_orders(text: str, source: str) -> Orders:
-    """The tasks of each actor.
+    """Parse the tasks of each actor.
 
     Args:
         source: names the text in errors.

@@ -1,4 +1,4 @@
-"""Whether a schedule has every task once, where it can run: what needs no graph of stages."""
+"""Checks of a schedule that need no graph of stages: it has every task once, where it can run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Orders = tuple[tuple[Task, ...], ...]
 
 
 def read_orders(orders: Any) -> Orders:
-    """`orders` in the form that a `Schedule` has.
+    """Return `orders` in the form that a `Schedule` has.
 
     Raises:
         ArgumentError: no lists.

@@ -1,4 +1,5 @@
-"""The stages of a step that is not assigned any: it runs where the variables lie that it reads.
+"""Stages of a step that is not assigned any: its ops run in the stages of the variables that they
+read.
 
 That is an evaluation of a model whose training step has stages, or a function that trains nothing.
 Nothing is balanced: weights are stored and gradients computed elsewhere. Stages whose variables the
@@ -19,11 +20,11 @@ def infer_variable_stages(
     owners: Mapping[str, int],
     fixed: Mapping[Op, int] | None = None,
 ) -> dict[Op, int]:
-    """The latest stage of what each of `ops` comes of: of variables, and of other ops.
+    """Infer the latest stage of what each of `ops` comes of: of variables, and of other ops.
 
     Args:
         ops: those that `pipeline.step_stages.assignable` lists.
-        owners: the stages that variables lie in, by name; of others nothing is known.
+        owners: the stages of variables, by name; of others nothing is known.
         fixed: stages that ops are in at the earliest, as far as they are given.
     """
     least = {v.handle.op: owners[v.name] for v in graph.variables if v.name in owners}

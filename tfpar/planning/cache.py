@@ -1,4 +1,4 @@
-"""Plans found before, on disk."""
+"""Cache of plans on disk."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ class PlanCache:
 
     A problem is the same if graph, sizes, cluster, meshes, constraints and planner are, whatever
     time the planner was given: plans of searches that were cut short are not for keeping. A file
-    that cannot be read is passed over, with a line in the log. Beside each plan lies what its
-    problem was (`planning.problem_description`), by which `nearest` tells what has changed.
+    that cannot be read is passed over, with a line in the log. Each plan is stored with the
+    description of its problem (`planning.problem_description`), by which `nearest` finds what has
+    changed.
     """
 
     folder: str
 
     def get(self, problem: Problem, planner: Planner) -> Plan | None:
-        """The plan found before, or None."""
+        """Return the cached plan, or None."""
         path = self._path(problem, planner)
         if not os.path.exists(path):
             return None
@@ -77,7 +78,7 @@ class PlanCache:
             json.dump(describe_problem(problem, planner), file)
 
     def nearest(self, problem: Problem, planner: Planner) -> str:
-        """What has changed against the most similar problem that has a plan here, in a line.
+        """Describe in a line what differs from the most similar problem that has a plan here.
 
             no cached plan: of 3 in plans the nearest differs by the batch (32 -> 64)
 
@@ -111,19 +112,19 @@ class PlanCache:
 
 
 PROBLEM = ".problem"
-"""How the names of files end that say what a problem was."""
+"""Suffix of the files that describe problems."""
 
 MOST_COMPARED = 100
 """With how many problems another one is compared, the newest."""
 
 
 def _beside(path: str) -> str:
-    """Where the problem of the plan at `path` is described."""
+    """Return the path of the file that describes the problem of the plan at `path`."""
     return path.removesuffix(".json") + PROBLEM
 
 
 def problem_digest(problem: Problem, planner: Planner) -> str:
-    """A hash that is equal, in every process, for equal problems and planners."""
+    """Return a hash that is equal, in every process, for equal problems and planners."""
     fields = [
         tfpar.__version__,
         planner.name,

@@ -1,7 +1,7 @@
-"""`Candidate`, and what an outer search proposes before it is one.
+"""Candidates of an outer search, and the proposals that are evaluated to them.
 
-A proposal says what is decided of a candidate. It is evaluated to a candidate: a plan that is laid
-out, fits, and has its cost (`drive`).
+A proposal names the decisions of a candidate. Evaluated (`drive`), it is a plan that has a layout,
+fits, and has its cost.
 """
 
 from __future__ import annotations
@@ -87,4 +87,4 @@ class BalancedShares:
 
 
 Proposal = NewLayout | OtherMicrobatches | BestSchedule | OtherStages | BalancedShares
-"""What an outer search proposes next."""
+"""Candidate that an outer search proposes, before it is evaluated."""

@@ -1,5 +1,5 @@
-"""What a plan that was found is completed with: unequal shares of the batch, the whole step with
-its specs, and what it is compared with."""
+"""Completion of a plan that was found: unequal shares of the batch, the whole step with its specs,
+and the baselines that it is compared with."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tfpar.spec import Mesh
 
 
 def balance_shares(plan: Plan, problem: Problem, cluster: Cluster, batch_size: int | None) -> Plan:
-    """`plan` with shares of the batch by the speeds of ranks, where that is faster.
+    """Return `plan` with shares of the batch by the speeds of ranks, where that is faster.
 
     Args:
         plan: without any, and priced so.
@@ -37,7 +37,7 @@ def balance_shares(plan: Plan, problem: Problem, cluster: Cluster, batch_size: i
 
 
 def attach_partitioned(plan: Plan, problem: Problem, cluster: Cluster) -> Plan:
-    """A plan that was found with all tensors of its step laid out, and what it is compared with.
+    """Return the plan with the partitioned graph of its whole step, and the baselines.
 
     Args:
         cluster: of all ranks.
@@ -64,7 +64,7 @@ def _with_baselines(plan: Plan, problem: Problem, cluster: Cluster) -> Plan:
 
 
 def cost_on_one_device(problem: Problem, cluster: Cluster) -> Cost:
-    """What the step costs on one device of `cluster`, with nothing split."""
+    """Price the step on one device of `cluster`, with nothing split."""
     with collection_paused():
         model = folded_model(problem, 2)
         return evaluate(model.on_one_device(), cluster, model.roles, problem.state_ratio)

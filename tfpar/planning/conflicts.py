@@ -1,6 +1,7 @@
-"""Which constraints leave no plan, and what leaving out one of them is worth.
+"""Diagnosis of conflicting constraints: a smallest set that leaves no plan, and the gain of
+omitting each one of it.
 
-A smallest set that conflicts is found by the deletion filter: a constraint without which there is
+A smallest conflicting set is found by the deletion filter: a constraint without which there is
 still no plan is not needed for the conflict, and stays out. For each of what is left, the best plan
 that satisfies all constraints but that one is then searched. Any planner will do: it is asked for
 plans of the same step under fewer constraints.
@@ -19,7 +20,7 @@ from tfpar.spec import MemoryLimitError, Mesh, PlanError, SpecError, TimeLimitEr
 from tfpar.spec.quantities import format_bytes, format_seconds
 
 CONFLICT_SECONDS = 60.0
-"""What finding a conflict may take, in seconds, where no time is set for searches."""
+"""Time limit for finding a conflict, in seconds, where none is set for searches."""
 
 Relaxed = Callable[[Collection[str]], Problem]
 """The same step under only those constraints that read so."""
@@ -58,7 +59,7 @@ class Conflict:
         return " ".join([*parts, f"{text}."])
 
     def _figures(self, plan: Plan) -> str:
-        """What a device stores and a step takes, as the rest of a sentence."""
+        """Format the memory of a device and the time of a step, as the rest of a sentence."""
         text = "is one that fits"
         if plan.cost is not None:
             stored = format_bytes(plan.cost.memory_bytes)
@@ -71,7 +72,7 @@ def find_conflict(
     relaxed: Relaxed,
     solve: Callable[[Problem], Plan],
 ) -> Conflict | None:
-    """The constraints to blame for there being no plan for `problem`; None if they are not.
+    """Find the constraints to blame for there being no plan for `problem`; None if they are not.
 
     Of n constraints it makes 2n + 1 searches at most, or 3n + 1 if several have to be left out.
     None begins once the problem's budget is over, or `CONFLICT_SECONDS` where it has no end; one
@@ -120,7 +121,8 @@ def _several(
 
 
 def conflict_error(conflict: Conflict, error: PlanError, problem: Problem) -> PlanError:
-    """`error`, which a search for `problem` ended with, as one that names the constraints."""
+    """Convert `error`, which a search for `problem` ended with, to one that names the
+    constraints."""
     if isinstance(error, MemoryLimitError):
         limit = format_bytes(problem.memory_limit)
         return MemoryLimitError(f"No plan fits into {limit} under {conflict}", error.needed_bytes)

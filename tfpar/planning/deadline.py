@@ -1,4 +1,4 @@
-"""When a search has to end."""
+"""Deadline of a search."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ class Deadline:
             self.candidates_left -= 1
 
     def without_end(self) -> Deadline:
-        """One for a part of the search that has to come to something however late it is."""
+        """Return a deadline for a part of the search that has to come to something however late it
+        is."""
         patient = Deadline()
         patient._stopped = self._stopped
         return patient

@@ -27,7 +27,7 @@ class Evaluator(Protocol):
     """Makes candidates of proposals, for one step and one request."""
 
     def evaluate(self, proposal: Proposal) -> Candidate | None:
-        """The candidate of a proposal; None if it cannot run so, or runs as one before it.
+        """Evaluate a proposal to a candidate; None if it cannot run so, or runs as one before it.
 
         Raises:
             PlanError: there is no plan, a MemoryLimitError if none fits.
@@ -37,7 +37,7 @@ class Evaluator(Protocol):
         ...
 
     def estimate(self, pipeline: Pipeline | None) -> RelaxedEstimate | None:
-        """The relaxed estimate of a pipeline; None if it is not known, or not worth it."""
+        """Return the relaxed estimate of a pipeline; None if it is not known, or not worth it."""
         ...
 
     def is_good_enough(self, candidate: Candidate) -> bool:
@@ -45,7 +45,7 @@ class Evaluator(Protocol):
         ...
 
     def machine_types(self, pipeline: Pipeline | None, ranks: Order) -> Sequence[Cluster | None]:
-        """For which machines of an actor layouts are searched."""
+        """List the machines of an actor for which layouts are searched."""
         ...
 
     def rank_orders(self, pipeline: Pipeline | None, given: Candidate | None) -> Sequence[Order]:
@@ -76,7 +76,7 @@ class PipelineSearch(Protocol):
     outcome: Candidate | TfparError | None
 
     def proposals(self) -> Iterator[Proposal]:
-        """What to evaluate, one by one.
+        """Yield the proposals to evaluate, one by one.
 
         Raises:
             PlanError: there is no plan; a MemoryLimitError if none fits.
@@ -84,12 +84,12 @@ class PipelineSearch(Protocol):
         ...
 
     def result(self) -> SearchResult | None:
-        """The best candidate so far, and the others; None if there is none."""
+        """Return the best candidate so far, and the others; None if there is none."""
         ...
 
 
 def search_plan(search: PipelineSearch, evaluator: Evaluator) -> SearchResult:
-    """The best of the candidates that `search` proposes.
+    """Return the best of the candidates that `search` proposes.
 
     Raises:
         PlanError, SpecError, ScheduleError: as of `PipelineSearch.proposals`.

@@ -1,8 +1,7 @@
-"""What a search had found by the time that it was interrupted.
+"""Incumbent: the best plan that a search has found by the time that it is interrupted.
 
 Whoever searches offers each better plan that it comes upon (`Problem.offer`). Only the best is
-kept, and what was found is made a plan only when it is asked for: an interrupted search ends at
-once.
+kept, and it is made a plan only on request: an interrupted search ends at once.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Incumbent:
                 self._least, self._make = key, make
 
     def plan(self) -> Plan | None:
-        """The best plan, made now; None if there is none."""
+        """Return the best plan, made now; None if there is none."""
         return None if self._make is None else self._make()
 
 

@@ -1,4 +1,4 @@
-"""Memo of what planners have found out about a problem, kept for when it is asked again.
+"""Memo table of results that depend on a problem but not on its objective.
 
 A step is searched several times: for the fastest plan of all, for the fastest that fits, for the
 one that stores least. What differs is the objective. How ops run, and what a part of the graph
@@ -20,7 +20,7 @@ class Memo:
         self._tables: dict[type[Any], Any] = {}
 
     def of(self, table: type[T]) -> T:
-        """The table of this type, empty at first."""
+        """Return the table of this type, empty at first."""
         if table not in self._tables:
             self._tables[table] = table()
         return cast(T, self._tables[table])

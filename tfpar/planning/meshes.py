@@ -1,5 +1,5 @@
-"""The logical meshes that a search may choose from: which axes are laid over the ranks, and what
-each is for. All planners take their candidates from here."""
+"""Logical meshes that a search may choose from: their axes over the ranks, and the use of each. All
+planners take their candidates from here."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class LogicalMesh:
         return self.mesh.group_size(self.model_axes)
 
     def input_spec(self, batched: bool) -> Spec:
-        """The spec of a step's input, `batched` or whole."""
+        """Return the spec of a step's input, `batched` or whole."""
         return input_spec(batched, self.mesh, self.batch_axes)
 
 
 def logical_meshes(mesh: Mesh) -> list[LogicalMesh]:
-    """Every way to lay a data and a model axis over the ranks; data parallelism first.
+    """List the logical meshes of a data and a model axis over the ranks; data parallelism first.
 
     The batch is split over the data axis, or over both: then what no weight's split asks for
     otherwise is data parallel along the model axis too (experts, a wide classifier). Last come
@@ -72,22 +72,23 @@ def logical_meshes(mesh: Mesh) -> list[LogicalMesh]:
 
 
 def given_mesh(mesh: Mesh, batch_axes: Sequence[str]) -> LogicalMesh:
-    """The mesh as it is, its axes named by constraints; weights may be split over the others."""
+    """Return the mesh as it is, its axes named by constraints; weights may be split over the
+    others."""
     batch = tuple(mesh.axis(n) for n in batch_axes)
     used = tuple(a for a in range(mesh.num_axes) if mesh.shape[a] > 1)
     return LogicalMesh(mesh, batch, tuple(a for a in used if a not in batch) or used)
 
 
 def idle_mesh(meshes: Sequence[LogicalMesh]) -> LogicalMesh | None:
-    """The ranks in a row that all compute the same, if `meshes` leave the mesh open."""
+    """Return the ranks in a row that all compute the same, if `meshes` leave the mesh open."""
     if len(meshes) == 1:
         return None
     return LogicalMesh(Mesh(("model", "data"), (meshes[0].mesh.size, 1)), (), ())
 
 
 def shapes(meshes: Sequence[LogicalMesh]) -> list[tuple[Mesh, tuple[int, ...] | None]]:
-    """What `meshes` are for a planner that decides itself how the batch lies, with the axes
-    that split it where these are given.
+    """Return the distinct shapes of `meshes` for a planner that splits the batch as it sees fit,
+    with the axes that split it where these are given.
 
     Where the mesh is open these are all ranks in a row, and every split of them in two axes. What
     an axis is called means nothing then, so that ranks in a row are one shape.
@@ -102,7 +103,8 @@ def shapes(meshes: Sequence[LogicalMesh]) -> list[tuple[Mesh, tuple[int, ...] | 
 
 
 def input_spec(batched: bool, mesh: Mesh, axes: Sequence[int]) -> Spec:
-    """The spec of a step's input: a batch is split over mesh axes `axes`, the rest is whole."""
+    """Return the spec of a step's input: a batch is split over mesh axes `axes`, the rest is
+    whole."""
     return tuple(Shard(0) if batched and a in axes else Replicate() for a in range(mesh.num_axes))
 
 

@@ -1,4 +1,4 @@
-"""What a plan is to be good at, and what finding it may take: two values that problems hold."""
+"""Objective of a plan and budget of a search: two values that problems hold."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from tfpar.planning.deadline import Deadline
 from tfpar.spec.arguments import integer, number
 
 UNCERTAINTY = 0.1
-"""How far apart, as a part of a step, two predictions have to be to tell which plan is faster.
+"""Relative difference of two predictions from which they tell which plan is faster.
 
 Measured by `python -m benchmarks.prediction`, which says by how much the ratio of two predicted
 steps differs from that of the measured ones: for plans predicted within a quarter of each other, on
-ranks in one process, 5.7 % in the middle on 2 ranks (42 pairs) and 8.7 % on 4 (49 pairs)."""
+ranks in one process, 5.7 % in the middle on 2 ranks (42 pairs) and 8.7 % on 4 (49 pairs).
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,8 +28,8 @@ class Objective:
         uncertainty: how far apart, as a part of a step, the predictions for two plans have to be to
             tell which is faster; of those nearer the simplest is taken
             (`planning.intra_op.tie_breaking`).
-        surcharge_s: seconds that a search counts each collective dearer than it is, to find plans
-            with fewer of them. Prices that plans report are without it.
+        surcharge_s: penalty on each collective, in seconds, with which a search finds plans with
+            fewer of them. Prices that plans report are without it.
     """
 
     memory_limit: float | None = None
@@ -38,7 +39,7 @@ class Objective:
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """What a search may take.
+    """Limits of a search.
 
     Attributes:
         seconds: about; then it returns the best plan found so far. None: as many as it takes.
@@ -59,13 +60,13 @@ class Budget:
             number("search_seconds", self.seconds, above=0, expected=expected)
 
     def start(self) -> Deadline:
-        """The end of a search that begins now."""
+        """Return the end of a search that begins now."""
         return Deadline(self.seconds)
 
 
 @dataclasses.dataclass(frozen=True)
 class Trials:
-    """How many plans are run before one is taken, and how long.
+    """Settings of measured trials: several plans are run before one is taken.
 
         with tap.auto_parallel([2, 8], trials=tap.Trials(plans=5, seconds=300)): ...
 

@@ -27,13 +27,13 @@ logger = logging.getLogger("tfpar")
 
 @dataclasses.dataclass(frozen=True)
 class PipelineScope:
-    """Which pipelines are searched.
+    """Scope of a pipeline search: the given pipeline (or none) alone, or all numbers of stages.
 
     Attributes:
         enough: whether a candidate is good enough to search no more stages; None: only the pipeline
             that is given, or none, is planned.
-        why_enough: what users are told of the stages that are not searched; empty: they have not
-            asked for pipelines, and are told nothing.
+        why_enough: the message to users on the stages that are not searched; empty: they have not
+            asked for pipelines, and get none.
         strategies: how they are searched, other than by enumeration.
     """
 
@@ -62,7 +62,7 @@ def select_scope(
     strategies: Pipeline | None,
     is_constrained: bool,
 ) -> PipelineScope:
-    """The pipelines that are searched for a training step.
+    """Select the pipelines that are searched for a training step.
 
     Without `pipeline=`, pipelines are searched where they can pay: see `needs_no_stages`.
     Constraints speak of a mesh as it is, which is then not divided among stages unasked.
@@ -82,7 +82,7 @@ def select_scope(
 def search_step(
     search: StepSearch, request: PlanRequest, scope: PipelineScope = GIVEN
 ) -> tuple[Plan, Problem]:
-    """The best plan for a step, and its problem.
+    """Find the best plan for a step, and its problem.
 
     Args:
         request: of an open scope, with all ranks and no pipeline.

@@ -1,4 +1,4 @@
-"""What a planner is asked, and what any planner is."""
+"""Problem that a planner solves, and the protocol of planners."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ class Problem:
         kept_part: the part of the batch whose activations a rank stores at the same time.
         batch_statistics: what normalisations take them over; see `pipeline.Pipeline`.
         num_actors: among which the step is shared out as stages: a plan may store what a rank of
-            each of them may, together (see `inter_op.machine_types`).
+            each of them may, together (see `planning.memory.stages`).
         objective: what makes a plan the better one.
         budget: what the search may take.
-        progress: is told of the search.
-        offer: is told of each better plan on the way; see `planning.incumbent`.
+        progress: reports the progress of the search.
+        offer: is called with each better plan on the way; see `planning.incumbent`.
         of_graphs: the memo of what depends on graphs alone.
         memo: the memo of the problem; one that differs in more than in what it is asked for has an
             empty one at first.
@@ -129,14 +129,14 @@ class Problem:
         return self.num_actors * self.cluster.host_share_bytes
 
     def excess(self, cost: Cost | None) -> float:
-        """The bytes that a plan stores beyond what the device and its host have room for; none of
-        one that was not priced."""
+        """Return the bytes that a plan stores beyond what the device and its host have room for;
+        none of one that was not priced."""
         if cost is None:
             return 0.0
         return max(0.0, cost.memory_bytes - self.memory_limit) + self._host_excess(cost)
 
     def excess_in_parts(self, cost: Cost | None) -> float:
-        """The same, about, of a plan that was priced as if it computed its batch in one piece."""
+        """Estimate `excess` of a plan that was priced as if it computed its batch in one piece."""
         if cost is None:
             return 0.0
         stored = self.stored_bytes(cost, PeakMemoryModel.of(cost))
@@ -158,15 +158,15 @@ class Problem:
         return always + at_peak.in_microbatches(cost, self.microbatches, self.kept_part)
 
     def with_objective(self, **changes: Any) -> Problem:
-        """The same problem with another objective: `changes` to its fields."""
+        """Return the same problem with another objective: `changes` to its fields."""
         return self._asked(objective=dataclasses.replace(self.objective, **changes))
 
     def with_incumbent_callback(self, offer: IncumbentCallback | None) -> Problem:
-        """The same problem; `offer` is told of better plans."""
+        """Return the same problem, which calls `offer` with better plans."""
         return self._asked(offer=offer)
 
     def with_settings_of(self, other: Problem) -> Problem:
-        """The same problem with the objective, budget, meshes, microbatches and listeners of
+        """Return the same problem with the objective, budget, meshes, microbatches and listeners of
         another."""
         return self._asked(
             objective=other.objective,
@@ -182,7 +182,7 @@ class Problem:
         )
 
     def on(self, machines: Cluster) -> Problem:
-        """The same problem for these machines."""
+        """Return the same problem for these machines."""
         if machines == self.cluster:
             return self
         there = self.memo.of(ProblemsElsewhere)
@@ -191,7 +191,7 @@ class Problem:
         return there[machines].with_settings_of(self)
 
     def in_pipeline(self, pipeline: Pipeline | None) -> Problem:
-        """The same problem in the microbatches of a pipeline with as many stages.
+        """Return the same problem in the microbatches of a pipeline with as many stages.
 
         Where there are stages to fill, ranks are to have as many samples of each microbatch: meshes
         that split the batch otherwise are left out, if others are left. (What is padded is computed
@@ -221,7 +221,7 @@ class Problem:
         return asked
 
     def plan(self, **found: Any) -> Plan:
-        """The plan of what a planner has `found`, with what the problem says of it."""
+        """Return the plan of what a planner has `found`, with what the problem says of it."""
         return Plan(
             tensors={name: given.spec for name, given in self.tensors.items()},
             constraints=self.constraints,
@@ -236,7 +236,7 @@ class ProblemsElsewhere(dict[Cluster, Problem]):
 
 
 def step_anchors(plan: Plan, problem: Problem) -> Anchors:
-    """What `plan` fixes of the problem's graph, inputs and outputs included."""
+    """Return the anchors of `plan` on the problem's graph, inputs and outputs included."""
     axes = [plan.mesh.axis(n) for n in plan.batch_axes]
     graph, anchors = problem.graph, plan.anchors()
     slots = {name_of_slots(weight): spec for weight, spec in anchors.slots.items()}
@@ -253,11 +253,11 @@ class Planner(Protocol):
 
     @property
     def name(self) -> str:
-        """What plans say of who made them; plans of different names are cached apart."""
+        """Name of the planner in plans; plans of different names are cached apart."""
         ...
 
     def solve(self, problem: Problem) -> Plan:
-        """The best plan that this planner finds for `problem`.
+        """Return the best plan that this planner finds for `problem`.
 
         Raises:
             PlanError: no plan satisfies the constraints.

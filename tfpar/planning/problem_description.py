@@ -1,4 +1,4 @@
-"""What a problem is, in words: so that it can be said in what another one differs."""
+"""Description of a problem as text, from which the differences between two problems are read."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class Description(TypedDict):
 
 
 def describe_problem(problem: Problem, planner: Planner) -> Description:
-    """All that `cache.problem_digest` tells problems apart by, as far as it can be said."""
+    """Describe all that `cache.problem_digest` tells problems apart by, as far as it can be
+    said."""
     graph, cluster = problem.graph, problem.cluster
     fixed = {**problem.fixed, **problem.tensors}
     return {
@@ -74,10 +75,10 @@ def describe_problem(problem: Problem, planner: Planner) -> Description:
 
 
 def diff_descriptions(old: Description, new: Description) -> list[str]:
-    """In what `new` is another problem than `old`, each in a few words.
+    """List in what `new` is another problem than `old`, each in a few words.
 
-    What follows from something else is left out: another mesh is laid over other devices of a
-    cluster, and other weights are used by other ops.
+    What follows from something else is left out: another mesh takes other devices of a cluster, and
+    other weights are used by other ops.
     """
     return [*_asked_otherwise(old, new), *_another_model(old, new)]
 
@@ -141,7 +142,7 @@ def _batch_sizes(described: Description) -> str:
 
 
 def read_description(data: Any) -> Description | None:
-    """The description that JSON has; None where it is none, or one of another format."""
+    """Read a description from JSON; None where it is none, or one of another format."""
     try:
         return msgspec.convert(data, Description)
     except msgspec.ValidationError:

@@ -19,12 +19,12 @@ from tfpar.plans import Offload
 from tfpar.spec import Spec
 
 MOST_KEPT = 3
-"""How many problems are kept for when they are asked again: the relaxed estimates of some numbers
-of stages are asked for, before plans in few of them are searched."""
+"""Number of problems that are kept for when they are asked again: the relaxed estimates of some
+numbers of stages are asked for, before plans in few of them are searched."""
 
 
 def batched_inputs(step: StepGraph, batch_size: int | None) -> frozenset[Tensor]:
-    """The step's arguments whose first dim is the batch."""
+    """Return the step's arguments whose first dim is the batch."""
     if batch_size is None:
         return frozenset()
     return frozenset(t for t in step.arguments if t.shape and t.shape[0] == batch_size)
@@ -36,13 +36,13 @@ class StepProblems:
 
     Attributes:
         batch_size: samples of the batch; None if unknown.
-        laid: specs of variables that are placed already, by name; a request without a base lays
-            them anew.
+        laid: specs of variables that are placed already, by name; a request without a base decides
+            them again.
         state_ratio: bytes of optimizer slots per byte of weight; read off the step's own variables
             if None.
         part: the step is part of what the constraints speak of (an evaluation or prediction): they
             may match nothing in it.
-        of_graphs: the memo of what hangs on graphs alone.
+        of_graphs: the memo of all that depends on graphs alone.
     """
 
     step: StepGraph
@@ -58,7 +58,7 @@ class StepProblems:
         self._last: list[tuple[PlanRequest, Problem]] = []
 
     def state(self, request: PlanRequest) -> Problem:
-        """What is solved for a request; of a pipeline, for the ranks of a stage.
+        """State the problem of a request; of a pipeline, for the ranks of a stage.
 
         Raises:
             SpecError: a constraint that matches nothing or cannot hold.
@@ -68,9 +68,9 @@ class StepProblems:
         return _constrain(free, self.step.graph, request, must_match=not self.part)
 
     def relax(self, request: PlanRequest, kept: Collection[str]) -> Problem:
-        """The same under those constraints alone that read so.
+        """State the problem under those constraints alone that read so.
 
-        Mesh and batch are laid as they would be if the user left out the others, so that what is
+        Mesh and batch are split as they would be if the user left out the others, so that what is
         said of the plan is what trying it gives: the batch may be split over an axis that no
         constraint names any more, and without any the mesh is the search's choice.
         """
@@ -98,7 +98,7 @@ class StepProblems:
 def state_problem(
     step: StepGraph, request: PlanRequest, batch_size: int | None, state_ratio: float | None = None
 ) -> Problem:
-    """The problem of a step that is stated once; see `StepProblems.state`."""
+    """State the problem of a step that is stated once; see `StepProblems.state`."""
     return StepProblems(step, batch_size, state_ratio=state_ratio).state(request)
 
 
@@ -110,7 +110,7 @@ def _free_problem(
     laid: Mapping[str, Spec] | None,
     stated: StepProblems,
 ) -> Problem:
-    """What would have to be solved without constraints, in one piece.
+    """State the problem without constraints, in one piece.
 
     Args:
         cut: the part of the step that is searched.

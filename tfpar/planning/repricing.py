@@ -14,8 +14,8 @@ from tfpar.spec import ScheduleError
 
 
 def reprice_plan(plan: Plan, pipeline: Pipeline, problem: Problem, cluster: Cluster) -> Plan | None:
-    """`plan` with another schedule for its stages, or with other microbatches if it has none; None
-    if it cannot run so."""
+    """Price `plan` with another schedule for its stages, or with other microbatches if it has none;
+    None if it cannot run so."""
     try:
         return price_plan(apply_schedule(plan, pipeline, problem), problem, cluster)
     except ScheduleError:
@@ -23,7 +23,7 @@ def reprice_plan(plan: Plan, pipeline: Pipeline, problem: Problem, cluster: Clus
 
 
 def apply_schedule(plan: Plan, pipeline: Pipeline, problem: Problem) -> Plan:
-    """A plan as a pipeline of as many sets of ranks runs it, not priced yet: its stages in a
+    """Return the plan in another pipeline of as many actors, not priced yet: its stages in a
     schedule, or without stages its microbatches, in place of chunks.
 
     Raises:

@@ -29,11 +29,11 @@ class PlanRequest:
         recompute, offload: see `planning.problem.Problem`.
         pipeline: the stages and microbatches of a training step; None: one of each.
         budget: what each search may take.
-        owners: the stages that variables of the pipeline lie in already, by name.
+        owners: the stages in which variables of the pipeline are placed already, by name.
         ranks: of the job, one actor of the pipeline after the other (`PipelinePlan`); None: the
             search places them.
-        progress: is told of the search as it goes on.
-        meshes: the logical meshes to choose from; by default all that the ranks can be laid in.
+        progress: reports the progress of the search.
+        meshes: the logical meshes to choose from; by default all that the ranks can form.
         jit_compile: XLA compiles the step; see `planning.problem.Problem`.
     """
 
@@ -65,7 +65,7 @@ class PlanRequest:
     def with_pipeline(
         self, pipeline: Pipeline | None, meshes: tuple[LogicalMesh, ...] = ()
     ) -> PlanRequest:
-        """The same for all ranks divided among the actors of a pipeline.
+        """Return the same request for all ranks divided among the actors of a pipeline.
 
         Args:
             meshes: to choose from; by default as before.
@@ -78,8 +78,8 @@ class PlanRequest:
         return dataclasses.replace(self, mesh=mesh, pipeline=pipeline, meshes=meshes or self.meshes)
 
     def machine_types(self, ranks: Sequence[int] = ()) -> Mapping[Cluster, int]:
-        """The machines on which plans are searched, and how many actors have such: those of all
-        ranks, or of a pipeline's actors; of equal ones, the first.
+        """Return the machines on which plans are searched, and how many actors have such: those of
+        all ranks, or of a pipeline's actors; of equal ones, the first.
 
         Args:
             ranks: of the pipeline, actor by actor; by default all in their order.

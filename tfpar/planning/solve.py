@@ -1,5 +1,5 @@
-"""The plan of one problem: from the cache, from a planner and what makes it fit, or the best so far
-where Ctrl-C ended the search."""
+"""Solution of one problem: from the cache, from a planner and the moves that make its plan fit, or
+the incumbent where Ctrl-C ended the search."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def find_plan(
     interrupted: Interrupted | None = None,
     missed: Callable[[Problem], object] | None = None,
 ) -> Plan:
-    """The planner's plan, or the one that it found for the same problem before.
+    """Return the planner's plan, or the one that it found for the same problem before.
 
     Args:
         relaxed: by which to find out what conflicts where no plan satisfies the constraints or
             fits under them; without it the error is the planner's.
         interrupted: searches that Ctrl-C ended, which a further one is added to: for the same
             problem their best plan is used.
-        missed: is told of a problem that the cache has no plan for.
+        missed: is called with a problem that the cache has no plan for.
 
     Raises:
         PlanError: no plan satisfies the constraints; if one does but none fits into the memory of
@@ -88,7 +88,7 @@ def find_plan(
 def interruptible(
     problem: Problem, planner: Planner, interrupted: Interrupted | None
 ) -> Iterator[Problem]:
-    """The same problem, whose incumbent is kept for when Ctrl-C ends the search within.
+    """Yield the same problem, whose incumbent is kept for when Ctrl-C ends the search within.
 
     Raises:
         SearchInterrupted: Ctrl-C; knows the best plan so far, and is added to `interrupted`.
@@ -110,7 +110,7 @@ def interruptible(
 
 
 def reuse_interrupted(stopped: SearchInterrupted) -> Plan | None:
-    """The plan of a search that Ctrl-C ended, with a line in the log that it is used."""
+    """Return the plan of a search that Ctrl-C ended, and log that it is used."""
     if stopped.plan is not None:
         logger.warning(
             "The search for a plan was interrupted before: the best plan that it had found is "
@@ -169,7 +169,7 @@ class MicrobatchLayouts:
         return self.price(plan, asked)
 
     def price(self, layout: Plan, asked: Problem) -> LimitedLayout:
-        """A layout in microbatches.
+        """Price a layout in microbatches.
 
         Args:
             asked: with the limit that it was found for.

@@ -1,4 +1,4 @@
-"""What solves integer linear programs here, and for how long."""
+"""Solver of integer linear programs, with its time limits."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import pulp
 from tfpar.planning.deadline import Deadline
 
 PROGRAM_SECONDS = 20.0
-"""What one program may take, in seconds, however long the search may."""
+"""Time limit of one program, in seconds, however long the search may take."""
 
 MIN_PROGRAM_SECONDS = 1e-3
-"""What a program gets, in seconds, that is stated when the time is over: HiGHS takes a negative
+"""Time, in seconds, for a program that is stated when the time is over: HiGHS takes a negative
 limit for none."""
 
 RELATIVE_GAP = 1e-5
@@ -29,11 +29,11 @@ RELAXED_PART = 0.5
 """The part of a program's time that its relaxation may take."""
 
 WHOLE = 1e-6
-"""How far from an integer a value is that counts as one."""
+"""Tolerance within which a value counts as an integer."""
 
 
 class SolveStatus(enum.Enum):
-    """How a program ended."""
+    """Outcome of solving a program."""
 
     SOLVED = "the values are a solution, the best or the best that was found in time"
     INFEASIBLE = "there is no solution"
@@ -61,7 +61,7 @@ class LinearProgram:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SolverResult:
-    """What came of a program.
+    """Result of solving a program.
 
     Attributes:
         x: the values, if there are any.
@@ -150,8 +150,8 @@ class _Highs:
         self.highs.changeColsCost(len(cost), np.arange(len(cost), dtype=np.int32), cost)
 
     def relaxed(self) -> SolverResult | None:
-        """What the relaxation says, if that is an answer: it nearly always is integer, and needs
-        less preparation."""
+        """Solve the relaxation, and return its solution if that is an answer: it nearly always is
+        integer, and needs less preparation."""
         from highspy import HighsModelStatus
 
         status = self._run(True, RELAXED_PART)
@@ -179,7 +179,7 @@ class _Highs:
         )
 
     def _run(self, relaxed: bool, part: float) -> Any:
-        """How it ended, in this part of the time that is left."""
+        """Run the solver within this part of the time that is left, and return its status."""
         left = max(part * (self.end - time.monotonic()), MIN_PROGRAM_SECONDS)
         self.highs.setOptionValue("solve_relaxation", relaxed)
         self.highs.setOptionValue("time_limit", left)
@@ -255,7 +255,7 @@ def solver(deadline: Deadline, time_limit_s: float = PROGRAM_SECONDS) -> pulp.Lp
 
 
 def gap_of(problem: pulp.LpProblem) -> float:
-    """The relative gap that the solver left; HiGHS knows it, CBC is taken at its word."""
+    """Return the relative gap that the solver left; HiGHS knows it, CBC is taken at its word."""
     model: Any = getattr(problem, "solverModel", None)
     if hasattr(model, "getInfo") and np.isfinite(model.getInfo().mip_gap):
         return float(max(0.0, model.getInfo().mip_gap))

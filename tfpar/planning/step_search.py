@@ -86,7 +86,7 @@ class StepSearch:
         return best.plan, best.problem
 
     def problem(self, request: PlanRequest) -> Problem:
-        """As `StepProblems.state`."""
+        """State the problem of a request, as `StepProblems.state`."""
         return self._problems.state(request)
 
     def check_room(self, request: PlanRequest) -> None:
@@ -100,7 +100,7 @@ class StepSearch:
         check_room(problem, [device.memory_bytes for device in devices])
 
     def find_layout(self, problem: Problem, request: PlanRequest) -> Plan:
-        """The layout of the ranks of one stage; errors as of a call."""
+        """Find the layout of the ranks of one stage; errors as of a call."""
 
         def relaxed(kept: Collection[str]) -> Problem:
             return self._problems.relax(request, kept).on(problem.cluster)
@@ -120,7 +120,7 @@ class StepSearch:
         before: Plan | None = None,
         deadline: Deadline | None = None,
     ) -> Plan:
-        """`layout` in the stages of the request's pipeline, not priced yet; see
+        """Assign `layout` to the stages of the request's pipeline, not priced yet; see
         `stage_planner.assign_stages`."""
         assert request.pipeline is not None, "a request for stages"
         return assign_stages(
@@ -139,8 +139,7 @@ class StepSearch:
         )
 
     def reprice(self, plan: Plan, request: PlanRequest, everyone: Mesh) -> Plan:
-        """A plan in force with what it costs on the machines of a request; without a cost if it
-        does not train.
+        """Price a plan in force on the machines of a request; without a cost if it does not train.
 
         Args:
             request: of the same step; stages and microbatches are the plan's.
@@ -160,8 +159,8 @@ class StepSearch:
         return dataclasses.replace(priced, cluster=asked.cluster)
 
     def estimate(self, request: PlanRequest) -> RelaxedEstimate | None:
-        """The relaxed estimate of the request's pipeline, with a second forward pass if the fastest
-        plan does not fit; None if a plan is known already, or there is none.
+        """Return the relaxed estimate of the request's pipeline, with a second forward pass if the
+        fastest plan does not fit; None if a plan is known already, or there is none.
 
         Raises:
             SpecError: as of a call.
@@ -276,7 +275,7 @@ class StepEvaluator:
             return Candidate(plan, problem)
 
     def find_once(self, problem: Problem, request: PlanRequest) -> Plan:
-        """One layout for equal machines, wherever they are."""
+        """Find one layout for equal machines, wherever they are."""
         key = self._key(problem, request)
         if key not in self._layouts:
             self._layouts[key] = self._search.find_layout(problem, request)
@@ -293,7 +292,7 @@ class StepEvaluator:
         before: Plan | None,
         deadline: Deadline | None,
     ) -> Plan:
-        """As `StepSearch.assign_stages`."""
+        """Assign a layout to stages, as `StepSearch.assign_stages`."""
         return self._search.assign_stages(layout, request, ranks, before, deadline)
 
     def _cut_again(self, base: Candidate, pipeline: Pipeline) -> Plan | None:
@@ -325,7 +324,7 @@ class StepEvaluator:
         return dataclasses.replace(base, plan=plan)
 
     def _workload(self, pipeline: Pipeline, given: Candidate | None) -> PlacementWorkload:
-        """What of the step decides where actors are best."""
+        """Return the workload by which the machines of actors are chosen."""
         request = self._asked(pipeline)
         problem = self._search.problem(request)
         taken: dict[Device, float] = {}
@@ -363,7 +362,7 @@ class StepEvaluator:
         return tell
 
     def _tell(self, candidate: Candidate | None) -> None:
-        """Tell of the seconds of a candidate that fits."""
+        """Report the seconds of a candidate that fits."""
         if self._enough is None or candidate is None or candidate.plan.cost is None:
             return
         limit = self._request.cluster.device.memory_bytes

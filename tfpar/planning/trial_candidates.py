@@ -1,4 +1,4 @@
-"""The best few plans of a step, for trials: what a search compared, and each as a plan."""
+"""Candidates for measured trials: the best few plans of a step that a search compared."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ Search = Callable[[PlanRequest], tuple[Plan, Problem]]
 def select_trial_candidates(
     best: Plan, search: Search, request: PlanRequest, count: int
 ) -> list[Plan]:
-    """The best `count` plans by prediction, `best` first; all fit, and no two split alike.
+    """Select the best `count` plans by prediction, `best` first; all fit, and no two run in the
+    same way.
 
     They are those of other numbers of stages and, where constraints leave the mesh open, the best
     of other logical meshes, which are searched one by one.
@@ -57,7 +58,8 @@ def _on_other_meshes(
 
 
 def _rivals(plan: Plan, plans: list[Plan], best: Plan) -> tuple[RejectedCandidate, ...]:
-    """What `plan` is compared with: the other plans, and what `best` was that is none of these."""
+    """Return the rejected candidates of `plan`: the other plans, and those of `best` that are none
+    of these."""
     others = [RejectedCandidate(name_of_plan(p), p.cost) for p in plans if p is not plan]
     names = {name_of_plan(p) for p in plans}
     return (*others, *(rival for rival in best.rivals if rival.name not in names))

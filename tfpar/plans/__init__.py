@@ -1,4 +1,4 @@
-"""What is fixed before a graph is partitioned, as a value that can be saved."""
+"""Plan of a step, fixed before its graph is partitioned: a value that can be saved."""
 
 from tfpar.plans.attempts import MemoryAttempt
 from tfpar.plans.candidates import PricedCandidate

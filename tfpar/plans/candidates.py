@@ -1,4 +1,4 @@
-"""What a search priced beside its plan."""
+"""Summaries of the candidates that a search priced beside its plan."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tfpar.spec.quantities import Amount
 
 
 class PricedCandidate(NamedTuple):
-    """Another plan, as far as it is remembered.
+    """Summary of another plan that was priced.
 
     Attributes:
         name: the logical mesh and the axes that split the batch; or of a baseline, what it is.

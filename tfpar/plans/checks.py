@@ -1,5 +1,5 @@
-"""What every plan has to be, checked where it is made: it fits its own mesh, and names only what it
-has. Whether it fits a model is checked where it meets one (`Plan.fitted`)."""
+"""Checks of every plan where it is made: it fits its own mesh, and names only what it has. Whether
+it fits a model is checked where it meets one (`Plan.fitted`)."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def _check_spec(what: str, spec: Spec, shape: tuple[int, ...] | None, mesh: Mesh
 
 
 def _check_alternative(what: str, other: SpecOption, shape: tuple[int, ...], mesh: Mesh) -> None:
-    """What else was priced for a variable, perhaps on another mesh, has to make sense too."""
+    """Check an option of a variable, which may be on another mesh."""
     axes = len(other.axis_names) or mesh.num_axes
     split = {p.dim for p in other.spec if isinstance(p, Shard)}
     if len(other.spec) != axes or any(dim >= len(shape) for dim in split):

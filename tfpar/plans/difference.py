@@ -1,4 +1,4 @@
-"""What differs between two plans."""
+"""Differences between two plans."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def difference(plan: Plan, other: Plan) -> list[str]:
-    """What differs in `other`, one readable line each; empty for equal plans."""
+    """List the differences of `other`, one readable line each; empty for equal plans."""
     lines = []
     if plan.mesh != other.mesh:
         lines.append(f"mesh: {plan.mesh} -> {other.mesh}")
@@ -74,7 +74,7 @@ def difference(plan: Plan, other: Plan) -> list[str]:
 
 
 def stages_difference(plan: PipelinePlan | None, other: PipelinePlan | None) -> list[str]:
-    """What differs in the stages of another plan."""
+    """List the differences in the stages of another plan."""
     if plan is None or other is None:
         counts = ("one" if one is None else str(one.num_stages) for one in (plan, other))
         return [] if plan is other else [f"stages: {' -> '.join(counts)}"]
@@ -103,7 +103,7 @@ def _stage(stage: int | None) -> str:
 
 
 def abbreviate_list(items: Sequence[str], limit: int = 4, quote: bool = True) -> str:
-    """The first of `items`, and how many more there are."""
+    """Show the first of `items`, and how many more there are."""
     shown = ", ".join(repr(i) if quote else i for i in items[:limit])
     return shown + (f" and {len(items) - limit} more" if len(items) > limit else "")
 

@@ -1,4 +1,4 @@
-"""Which plans run alike."""
+"""Equivalence of plans that run in the same way."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from tfpar.spec import Mesh, Replicate, Spec
 
 
 def execution_key(plan: Plan) -> Hashable:
-    """What makes a plan run as it does, whatever its axes are called, and those of one rank."""
+    """Return a key that is equal for plans that run in the same way, whatever their axes are
+    called, axes of one rank left out."""
     sizes = dict(zip(plan.mesh.axis_names, plan.mesh.shape, strict=True))
     laid = [(n, v.spec) for n, v in plan.variables.items() if v.spec is not None]
     laid += [(f"{n}/slots", v.slots) for n, v in plan.variables.items() if v.slots is not None]
@@ -31,7 +32,8 @@ def execution_key(plan: Plan) -> Hashable:
 
 
 def _parts(spec: Spec, mesh: Mesh) -> tuple[tuple[str, int], ...]:
-    """How a tensor lies along each axis of several ranks along which it is not the same on all."""
+    """Return the placement of a tensor, with the axis size, along each axis on which several ranks
+    differ."""
     return tuple(
         (str(placement), size)
         for placement, size in zip(spec, mesh.shape, strict=True)

@@ -22,7 +22,7 @@ def plan_from_constraints(
     gradients: Sequence[Gradient] = (),
     part: bool = False,
 ) -> Plan:
-    """The plan that `constraints` make for `graph`; without any, data parallelism.
+    """Return the plan that `constraints` make for `graph`; without any, data parallelism.
 
     Args:
         gradients: of the step, if known; see `Plan.fitted`.

@@ -63,10 +63,10 @@ def keep(plan: Plan | str | os.PathLike[str], pattern: str) -> tuple[Constraint,
         constraints = tap.keep("plan.json", "block_.*")
         plan = tap.plan(build, batch, old.whole_mesh, constraints=constraints)
 
-    The weights stay as the plan lays them, those that it leaves to propagation are left to it, what
+    The weights keep the specs of the plan, those that it leaves to propagation are left to it, what
     it pinned of their activations stays so, and the batch is split over the same axes. If the plan
     has stages, layers with such weights stay in theirs, for a pipeline that has as many. Optimizer
-    slots, and what is computed again or lies in host memory, are found anew. As a path that is
+    slots, and what is computed again or is in host memory, are found again. As a path that is
     written out, what is kept wins over other constraints whose patterns match.
 
     Args:

@@ -1,4 +1,5 @@
-"""A plan for the step at hand: the same model by other names is, another one is refused."""
+"""Match of a plan to the step at hand: the same model by other names is accepted, another one is
+refused."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 def match_to_graph(
     plan: Plan, graph: Graph, mesh: Mesh | None, gradients: Sequence[Gradient], part: bool
 ) -> Plan:
-    """What `Plan.fitted` gives; arguments and errors as there."""
+    """Return the plan of `Plan.fitted`; arguments and errors as there."""
     if mesh is not None and mesh != plan.mesh:
         raise PlanError(
             f"The plan is for the mesh {plan.mesh}, not for {mesh}. Use that mesh, or make "

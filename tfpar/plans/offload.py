@@ -1,4 +1,5 @@
-"""What lies in the memory of hosts between its uses, so that a device stores less (TAP §IV-H)."""
+"""Offload of slots and activations to the memory of hosts between their uses, so that a device
+stores less (TAP §IV-H)."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from tfpar.spec.arguments import check_list
 
 @dataclasses.dataclass(frozen=True)
 class Offload:
-    """What lies in the memory of a rank's host while it is not used.
+    """Offload to the memory of a rank's host, while a tensor is not used.
 
         tap.Offload(optimizer=True)                           the slots of all weights
         tap.Offload(optimizer=["embedding/.*"], activations=["block_0"])
@@ -42,10 +43,10 @@ class Offload:
 
 @dataclasses.dataclass(frozen=True)
 class OffloadPlan:
-    """What that comes to in a plan, by name.
+    """Offloaded slots and activations of a plan, by name.
 
     Attributes:
-        slots: the weights whose optimizer slots lie in host memory.
+        slots: the weights whose optimizer slots are in host memory.
         activations: the blocks of which that does what they keep for the backward pass.
     """
 
@@ -56,7 +57,7 @@ class OffloadPlan:
         return bool(self.slots or self.activations)
 
     def renamed(self, now: Mapping[str, str]) -> OffloadPlan:
-        """The same with new names for weights, given by their old ones."""
+        """Return the same with new names for weights, given by their old ones."""
         slots = tuple(now.get(name, name) for name in self.slots)
         return dataclasses.replace(self, slots=slots)
 

@@ -75,9 +75,9 @@ class _Views(Protocol):
 
 
 def _views() -> _Views:
-    """What shows plans. It reads them: a plan is a value that knows nothing of how it is shown, and
-    its methods look the views up when the first is asked for. Nothing else here may import them
-    (`tests/test_imports.py`)."""
+    """Import the views that show plans. It reads them: a plan is a value that knows nothing of how
+    it is shown, and its methods look the views up when the first is asked for. Nothing else here
+    may import them (`tests/test_imports.py`)."""
     from tfpar.observability.report import views
 
     return views
@@ -85,7 +85,7 @@ def _views() -> _Views:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Plan:
-    """What is fixed of a partitioned program.
+    """Plan by which a program is partitioned.
 
     Attributes:
         mesh: of all ranks; of a pipeline, those of one stage.
@@ -103,7 +103,7 @@ class Plan:
             nothing was priced.
         recompute: the blocks that are computed again in the backward pass, by name; see
             `planning.memory.recompute`.
-        offloaded: what lies in the memory of hosts between its uses.
+        offloaded: slots and activations in the memory of hosts between their uses.
         shares: of a mesh axis whose ranks have unequal shares of the batch: how many samples each
             coordinate gets of those that were planned for, in all stages; batches of other sizes
             are shared out in proportion (`uneven_meshes`).
@@ -168,12 +168,13 @@ class Plan:
 
     @property
     def num_ranks(self) -> int:
-        """Number of ranks, of a pipeline those of all actors."""
+        """Number of ranks, which is that of the mesh times the actors of a pipeline."""
         return self.mesh.size * (1 if self.stages is None else self.stages.num_actors)
 
     @property
     def whole_mesh(self) -> Mesh:
-        """Mesh of all ranks; of a pipeline those of each actor behind those of the one before."""
+        """Mesh of all ranks, on which those of each actor of a pipeline follow those of the one
+        before."""
         first, *rest = self.mesh.shape
         return Mesh(self.mesh.axis_names, (first * self.num_ranks // self.mesh.size, *rest))
 
@@ -188,7 +189,8 @@ class Plan:
         return self.cost.memory_bytes <= memory_bytes and self.cost.host_bytes <= room
 
     def coordinates(self, rank: int) -> tuple[int, ...]:
-        """Where a rank of the job is on the mesh, of a pipeline on that of its stages."""
+        """Return the coordinates of a rank of the job on the mesh, in a pipeline on that of its
+        stage."""
         if self.stages is not None:
             groups = self.stages.groups(self.mesh.size)
             rank = next(group.index(rank) for group in groups if rank in group)
@@ -209,8 +211,8 @@ class Plan:
         return Pipeline(microbatches=self.microbatches, batch_statistics=self.batch_statistics)
 
     def uneven_meshes(self, batch_size: int | None) -> list[UnevenMesh]:
-        """The mesh with the shares that ranks have of a batch, as near to those of the plan as
-        whole `shared_units` allow: the first is taken in which the step splits.
+        """Return the mesh with the shares that ranks have of a batch, as near to those of the plan
+        as whole `shared_units` allow: the first is taken in which the step splits.
 
         There is none, and shares are equal, where the batch has no such units: it is padded as it
         is without shares.
@@ -225,7 +227,8 @@ class Plan:
         return found
 
     def shared_units(self, batch_size: int | None, axis: int) -> list[int]:
-        """In how many equal parts a batch can be shared out along a mesh axis, most first.
+        """Return the numbers of equal parts in which a batch can be shared out along a mesh axis,
+        most first.
 
         Each part has a sample for each chunk or microbatch and for each coordinate of the other
         axes that split the batch; or, as some ops may split it further, of all other axes.
@@ -252,7 +255,8 @@ class Plan:
     # --- use ---------------------------------------------------------------------
 
     def anchors(self) -> Anchors:
-        """What propagation needs; how graph inputs are fed is the caller's."""
+        """Return the anchors for propagation, without graph inputs, whose specs are the
+        caller's."""
         fixed = {n: v.spec for n, v in self.variables.items() if v.spec is not None}
         slots = {n: v.slots for n, v in self.variables.items() if v.slots is not None}
         return Anchors(variables=fixed, tensors=dict(self.tensors), ops=self.ops, slots=slots)
@@ -265,7 +269,7 @@ class Plan:
         gradients: Sequence[Gradient] = (),
         part: bool = False,
     ) -> Plan:
-        """The plan with the names that its variables have in `graph` (and for `mesh`).
+        """Return the plan with the names that its variables have in `graph` (and for `mesh`).
 
         Args:
             gradients: of the step (`CapturedStep.gradients`): what follows them may differ.
@@ -309,27 +313,28 @@ class Plan:
         )
 
     def with_partitioned(self, partitioned: PartitionedGraph) -> Plan:
-        """The same plan, knowing what propagation made of it."""
+        """Return the same plan, knowing what propagation made of it."""
         return dataclasses.replace(self, partitioned=partitioned, report=None)
 
     def with_report(self, report: Mapping[str, Any]) -> Plan:
-        """The same plan, shown by a report that is made already: its graph is let go."""
+        """Return the same plan, shown by a report that is made already: its graph is let go."""
         return dataclasses.replace(self, partitioned=None, report=report)
 
     def of_model(self, layers: Iterable[ModelLayer]) -> Plan:
-        """The same plan, knowing the layers of the model that it is for, itself the first."""
+        """Return the same plan, knowing the layers of the model that it is for, itself the
+        first."""
         return dataclasses.replace(self, layers=tuple(layers), report=None)
 
     # --- reading -----------------------------------------------------------------
 
     def _known(self, partitioned: PartitionedGraph | None) -> PartitionedGraph | None:
-        """What is given, else what the plan has."""
+        """Return the given partitioned graph, else that of the plan."""
         if partitioned is None:
             return self.partitioned
         return arguments.instance("partitioned", partitioned, PartitionedGraph)
 
     def report_data(self, partitioned: PartitionedGraph | None = None) -> dict[str, Any]:
-        """All that there is to show of the plan, as a JSON object of a versioned format.
+        """Return all that there is to show of the plan, as a JSON object of a versioned format.
 
         `tfpar.observability.report.data.schema` says what its fields are. `summary`, `explain`,
         `graph` and the commands read it and nothing else; `save` keeps it with the plan, where the
@@ -347,7 +352,7 @@ class Plan:
         full: bool = False,
         sort: Literal["time", "memory"] | None = None,
     ) -> str:
-        """The plan as a text to print: what it is, what a step takes, and its layers.
+        """Return the plan as a text to print: what it is, what a step takes, and its layers.
 
         Args:
             full: all layers and variables, each by itself, with inputs, collectives, padding and
@@ -366,7 +371,7 @@ class Plan:
         return self.summary()
 
     def _repr_html_(self) -> str:
-        """What notebooks show."""
+        """Return the HTML that notebooks show."""
         return _views().notebook(self)
 
     def to_html(
@@ -374,7 +379,7 @@ class Plan:
         path: str | os.PathLike[str] | None = None,
         partitioned: PartitionedGraph | None = None,
     ) -> str:
-        """The plan as a page for browsers: one file that asks for no other.
+        """Return the plan as a page for browsers: one file that asks for no other.
 
         Args:
             path: where to write it, in UTF-8; by default it is only returned.
@@ -388,7 +393,8 @@ class Plan:
         return text
 
     def explain(self, name: str, partitioned: PartitionedGraph | None = None) -> str:
-        """Where variable `name` lies and why, who reads it, and what that moves.
+        """Explain the spec of variable `name`: why it is chosen, who reads it, and the collectives
+        that follow.
 
         Args:
             name: the variable's path, or an end of it that is its alone.
@@ -415,7 +421,7 @@ class Plan:
         return _views().plan_graph(self, self._known(partitioned))
 
     def to_layout_map(self, device_mesh: DeviceMesh | None = None) -> LayoutMap:
-        """The plan's weights as a layout map, for Keras on JAX.
+        """Return the plan's weights as a layout map, for Keras on JAX.
 
             layouts = tap.Plan.load("plan.json").to_layout_map()
             keras.distribution.set_distribution(
@@ -438,7 +444,7 @@ class Plan:
         return _views().layout_map(self, self.partitioned, device_mesh)
 
     def diff(self, other: Plan) -> list[str]:
-        """What differs in `other`, one readable line each; empty for equal plans."""
+        """List the differences of `other`, one readable line each; empty for equal plans."""
         if not isinstance(other, Plan):
             raise arguments.argument_error("other", other, "a Plan; Plan.load(path) reads one")
         return difference(self, other)
@@ -477,7 +483,8 @@ class Plan:
         return cls.from_json(text, path)
 
     def to_json(self) -> str:
-        """The plan as JSON text: sorted, one line per variable and tensor; with its `report`."""
+        """Return the plan as JSON text: sorted, one line per variable and tensor; with its
+        `report`."""
         return text_of(self)
 
     @classmethod

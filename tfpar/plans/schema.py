@@ -219,7 +219,7 @@ class PlanFile(_Part, frozen=True, kw_only=True, rename={"tfpar_version": "tfpar
         return cls(**changed, **{name: getattr(plan, name) for name in names})
 
     def read(self) -> dict[str, Any]:
-        """The fields of the plan."""
+        """Read the fields of the plan."""
         fields = msgspec.structs.asdict(self)
         for name in ("format", "version", "cluster_fingerprint"):
             del fields[name]

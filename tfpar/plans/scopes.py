@@ -18,7 +18,7 @@ from tfpar.ir.traits import VARIABLE_READS
 
 
 def table_of(stages: Mapping[Op, int]) -> dict[str, int]:
-    """The smallest table by which `stages_by_scope` gives these ops their stages.
+    """Return the smallest table by which `stages_by_scope` gives these ops their stages.
 
     Args:
         stages: of ops in the order of their graph.
@@ -34,8 +34,8 @@ def table_of(stages: Mapping[Op, int]) -> dict[str, int]:
 
 
 def stages_by_scope(scopes: Mapping[str, int], ops: Iterable[Op]) -> dict[Op, int]:
-    """The stages of `ops`, in the order of their graph; those are left out of which nothing is
-    known. An op is never in an earlier stage than what it reads."""
+    """Return the stages of `ops`, in the order of their graph; those are left out of which nothing
+    is known. An op is never in an earlier stage than what it reads."""
     ops = list(ops)
     found: dict[Op, int] = {}
     for op in ops:
@@ -60,8 +60,8 @@ def stages_by_scope(scopes: Mapping[str, int], ops: Iterable[Op]) -> dict[Op, in
 
 
 def renamed_scopes(scopes: Mapping[str, int], ops: Iterable[Op]) -> dict[str, int]:
-    """`scopes` for a step whose models have other names: a model that its user has not named is
-    `functional_1` or `functional_2` by how many there were before.
+    """Return `scopes` for a step whose models have other names: a model that its user has not named
+    is `functional_1` or `functional_2` by how many there were before.
 
     The outermost scopes are those of the models, in the order of the graph. They are renamed if
     they are as many, and but for one differ in their numbers alone.

@@ -1,8 +1,8 @@
-"""`PipelinePlan`: what a plan says of the stages of a pipeline.
+"""`PipelinePlan`: the stages of a plan.
 
-Which forward ops lie in which stage is kept by scope (`plans.scopes`). So the table is short,
-people can read it, and it holds for steps of other batch shapes, and for those of an optimizer,
-whose ops differ in places.
+The stage of each forward op is kept by scope (`plans.scopes`). So the table is short, people can
+read it, and it holds for steps of other batch shapes, and for those of an optimizer, whose ops
+differ in places.
 """
 
 from __future__ import annotations
@@ -33,14 +33,13 @@ class PipelinePlan:
 
     Attributes:
         scopes: the stage of forward ops, by name scope or by the whole name of an op, in graph
-            order; see `plans.scopes`. Without any, the step trains nothing, and runs where the
-            variables lie that it reads; stages of which it reads none have nothing to do.
+            order; see `plans.scopes`. Without any, the step trains nothing, and runs in the stages
+            of the variables that it reads; stages of which it reads none have nothing to do.
         recompute: the backward pass of a stage runs its forward pass again.
-        owners: the stage that each variable of the step lies in, by path; slots lie with their
-            weights.
+        owners: the stage of each variable of the step, by path; slots are with their weights.
         cost: what each stage takes, where that was priced; what a step does is `Plan.cost`.
-        ranks: of the job, as sets of ranks take them: those of the first ascend, then come those of
-            the second; empty: all in their order.
+        ranks: of the job, actor by actor: those of the first ascend, then come those of the second;
+            empty: all in their order.
 
     Raises:
         PlanError: a stage that the schedule does not have, or one of several without ops; ranks
@@ -98,7 +97,7 @@ class PipelinePlan:
         recompute: bool = False,
         owners: Mapping[str, int] | None = None,
     ) -> PipelinePlan:
-        """The stages that forward ops are given, in the smallest table.
+        """Return the stages that forward ops are given, in the smallest table.
 
         Args:
             forward_stages: in the order of the graph.
@@ -115,19 +114,19 @@ class PipelinePlan:
 
     @property
     def num_actors(self) -> int:
-        """Number of sets of ranks."""
+        """Number of actors."""
         return self.schedule.num_actors
 
     def placed(self, cluster: Cluster) -> Cluster:
-        """The machines of a job in the order in which actors have them."""
+        """Return the machines of a job in the order in which actors have them."""
         return cluster.part(self.ranks) if self.ranks else cluster
 
     def groups(self, size: int) -> tuple[tuple[int, ...], ...]:
-        """The ranks of each actor, of so many each."""
+        """Return the ranks of each actor, of so many each."""
         return groups_of(self.num_actors, size, self.ranks)
 
     def forward_stages(self, ops: Iterable[Op]) -> dict[Op, int]:
-        """The stages of `ops`, as far as anything is known of them.
+        """Return the stages of `ops`, as far as anything is known of them.
 
         Args:
             ops: those that `pipeline.step_stages.assignable` lists, in the order of their graph.
@@ -153,12 +152,12 @@ class PipelinePlan:
         return partition_step(step, self.forward_stages(ops))
 
     def renamed(self, now: Mapping[str, str]) -> PipelinePlan:
-        """The same with new names for variables, given by their old ones."""
+        """Return the same with new names for variables, given by their old ones."""
         owners = {now.get(name, name): stage for name, stage in self.owners.items()}
         return dataclasses.replace(self, owners=owners)
 
     def fitted(self, ops: Sequence[Op]) -> PipelinePlan:
-        """The same with the names that models have in a step.
+        """Return the same with the names that models have in a step.
 
         Args:
             ops: of it, as of `forward_stages`.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def text_of(plan: Plan) -> str:
-    """`plan` as JSON."""
+    """Format `plan` as JSON."""
     file = PlanFile.of(plan)
     keys = zip(file.__struct_encode_fields__, file.__struct_fields__, strict=True)
     fields = {key: getattr(file, name) for key, name in keys}
@@ -34,7 +34,7 @@ def text_of(plan: Plan) -> str:
 
 
 def fields_of(text: str, source: str) -> dict[str, Any]:
-    """The fields of the plan that `text_of` wrote; `source` names the text in errors.
+    """Read the fields of the plan that `text_of` wrote; `source` names the text in errors.
 
     Raises:
         PlanError: corrupt, malformed, or written by a newer tfpar.

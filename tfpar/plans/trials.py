@@ -9,7 +9,7 @@ from tfpar.spec.quantities import Amount
 
 @dataclasses.dataclass(frozen=True)
 class TrialResult:
-    """What was measured of a plan, beside what was predicted; times in seconds.
+    """Result of a measured trial of a plan, beside its prediction; times in seconds.
 
     Attributes:
         name: what the plan is: stages, microbatches, schedule, mesh.

@@ -1,4 +1,4 @@
-"""What a plan says of a variable."""
+"""Variables of a plan: their specs, and the options that were priced."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tfpar.spec import Spec
 
 @dataclasses.dataclass(frozen=True)
 class SpecOption:
-    """A way to lay a variable, and the best step time found with it.
+    """Option of a variable: a spec, and the best step time found with it.
 
     Attributes:
         seconds: infinite where no such plan is valid.
@@ -35,7 +35,7 @@ class PlannedVariable:
         spec: None leaves it to propagation.
         why: what fixed the spec (constraints as text, a planner); empty where nothing did.
         alternatives: what else a planner has priced, the choice itself included.
-        slots: how the optimizer's slots of a weight lie; None: as it does.
+        slots: the spec of a weight's optimizer slots; None: its own.
     """
 
     shape: tuple[int, ...]

@@ -1,7 +1,7 @@
-"""What propagation remembers of a graph, whatever the plan.
+"""Memo of propagation, which serves all plans of a graph.
 
 A search propagates thousands of plans of one graph, and most ops run in them as they ran before.
-Each field is one function's memory; the key is all that its answer hangs on.
+Each field is the memo of one function; the key is all that its result depends on.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class PropagationMemo:
             whether they may leave Partials).
         known_specs: of `view.known_spec`, by (mesh shape, tensor, spec that it is made of).
         reached: of `consumer_spec.nearest`: the ops that come of a tensor.
-        answers: of `remembered.remembered`, by mesh and the axes along which a plan splits data.
+        answers: of `memo_trie.memoize_strategy`, by mesh and the axes along which a plan splits
+            data.
     """
 
     decisions: dict[DecisionKey, Decision] = dataclasses.field(default_factory=dict)

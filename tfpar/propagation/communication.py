@@ -44,7 +44,7 @@ class Communication(NamedTuple):
 
     @classmethod
     def of_shared(cls, op: Op, mesh: Mesh) -> Communication:
-        """The broadcast of what the first rank computes for all."""
+        """Return the broadcast of what the first rank computes for all."""
         whole = replicated_spec(mesh.num_axes)
         step = ReshardStep("broadcast", tuple(range(mesh.num_axes)), whole, whole)
         return cls(step, sum(t.num_bytes for t in op.outputs), op)

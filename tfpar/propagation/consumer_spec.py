@@ -1,4 +1,4 @@
-"""In which spec the readers of a tensor want it.
+"""Spec that the consumers of a tensor prefer.
 
 `preferred_shard` is asked when a tensor is made Partial: shall it be reduced whole, or scattered?
 Here is a gradient `g` whose sum over "data" is to be taken, and an optimizer slot `m` that the plan
@@ -33,8 +33,8 @@ from tfpar.rules.rule import PLAIN, Dims, OpRule
 from tfpar.spec import Replicate, Shard, Spec
 
 _LOOKAHEAD = 12
-"""How many ops `preferred_shard` goes through: enough for Adam's arithmetic, from a gradient to its
-slots."""
+"""Largest number of ops that `preferred_shard` goes through: enough for Adam's arithmetic, from a
+gradient to its slots."""
 
 Wish = Shard | Replicate | None
 """Split so; whole, or readers that do not agree; None: no reader cares."""
@@ -48,7 +48,7 @@ def preferred_shard(
     depth: int = _LOOKAHEAD,
     even: bool = True,
 ) -> Wish:
-    """The Shard along `axis` on which all readers of `tensor` (made as `made`) agree.
+    """Return the Shard along `axis` on which all readers of `tensor` (made as `made`) agree.
 
     Args:
         depth: through how many more ops to look.
@@ -117,11 +117,13 @@ def _wish_of_output(view: View, tensor: Tensor, axis: int, depth: int, even: boo
 
 
 _REACH = 48
-"""How many ops `nearest` looks at: enough to get past a normalisation to the next matrices."""
+"""Largest number of ops that `nearest` looks at: enough to get past a normalisation to the next
+matrices."""
 
 
 def nearest(view: View, tensor: Tensor, axis: int) -> Shard | None:
-    """The plain Shard of `tensor` along `axis` that what comes of it wants, if anything does.
+    """Return the plain Shard of `tensor` along `axis` that what comes of it wants, if anything
+    does.
 
     The first op, in the graph's order, that reads both something made of `tensor` and something
     split along `axis` decides: forward comes before backward, the next matrix before later ones.

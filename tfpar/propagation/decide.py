@@ -1,4 +1,4 @@
-"""How one op runs, given the specs that its inputs arrive with.
+"""Decision of how one op runs, given the specs that its inputs arrive with.
 
 Take `y = x @ w`, in factors `i k, k j -> i j`, on two ranks. `x` is float32[8,4] and arrives as
 S(0); `w` is float32[4,6] and arrives as S(1). Along the axis the op may
@@ -50,7 +50,7 @@ FREE = None
 
 @dataclasses.dataclass(frozen=True)
 class OperandState:
-    """What a decision needs to know of an input tensor.
+    """Properties of an input tensor that matter to a decision.
 
     Attributes:
         num_bytes: of the whole tensor.
@@ -67,18 +67,18 @@ class OperandState:
 
     @classmethod
     def of(cls, tensor: Tensor, loose: bool = False, confined: bool = False) -> OperandState:
-        """The operand `tensor`; a `loose` one is zero, or a list that can be made anew."""
+        """Return the operand `tensor`; a `loose` one is zero, or a list that can be made anew."""
         pinned = tensor.dtype in REFERENCES and not loose
         return cls(max(tensor.num_bytes, 1), pinned, confined, loose)
 
     def moving(self, cost: float) -> float:
-        """`cost` of a move that crosses ranks, or infinity."""
+        """Return `cost` of a move that crosses ranks, or infinity."""
         return _INFINITE if self.pinned or self.confined else cost
 
 
 @dataclasses.dataclass(frozen=True)
 class OpStrategy:
-    """How the op runs: one split per axis, and the specs that follow.
+    """Strategy of an op: one split per axis, and the specs that follow.
 
     Attributes:
         splits: per axis a factor with its pattern, REPLICATE or CARRY.
@@ -112,7 +112,7 @@ def choose_strategy(
     sparse: bool = False,
     deferred: bool = False,
 ) -> OpStrategy:
-    """The cheapest way to run an op with `rule` on inputs of `specs`.
+    """Choose the cheapest way to run an op with `rule` on inputs of `specs`.
 
     Args:
         whole_axes: mesh axes along which the op must replicate.
@@ -167,8 +167,8 @@ def choose_strategy(
 def strategy_of(
     rule: OpRule, in_specs: Sequence[Spec], made: Sequence[Spec], mesh: Mesh
 ) -> OpStrategy | None:
-    """The strategy that reads inputs as `in_specs` and gives outputs as `made`; None if `rule` has
-    none.
+    """Find the strategy that reads inputs as `in_specs` and gives outputs as `made`; None if `rule`
+    has none.
 
     What an op that stands for others gives is theirs to say: there `made` is not looked at.
     """
@@ -211,7 +211,8 @@ def strategy_of(
 
 
 def _along(strategy: OpStrategy, axis: int) -> tuple[Split, tuple[int, ...], str]:
-    """How `strategy` runs along one mesh axis, and through which inputs what Partials pass."""
+    """Return the split of `strategy` along one mesh axis, and of a carried Partial its inputs and
+    its reduction."""
     split = strategy.splits[axis]
     return split, *(_carried(strategy.in_specs, axis) if split[0] == CARRY else ((), "sum"))
 
@@ -248,7 +249,7 @@ def output_specs(
     takes: Sequence[tuple[int, ...]],
     reductions: Sequence[str],
 ) -> tuple[Spec, ...]:
-    """The specs that the outputs of an op come as which runs as `splits`."""
+    """Return the specs that the outputs of an op come as which runs as `splits`."""
     return tuple(
         operand_spec(dims, rule, splits, mesh, takes, reductions, None) for dims in rule.outputs
     )
@@ -261,7 +262,7 @@ def input_specs(
     takes: Sequence[tuple[int, ...]],
     reductions: Sequence[str],
 ) -> tuple[Spec, ...]:
-    """The specs that an op which runs as `splits` needs of its inputs."""
+    """Return the specs that an op which runs as `splits` needs of its inputs."""
     return tuple(
         operand_spec(dims, rule, splits, mesh, takes, reductions, i)
         for i, dims in enumerate(rule.inputs)

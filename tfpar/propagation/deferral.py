@@ -66,7 +66,7 @@ class Carry:
         )
 
     def before(self, made: Dims, read: Dims) -> Carry:
-        """The terms for an op's input, from those for its output.
+        """Return the terms for an op's input, from those for its output.
 
         Args:
             made, read: the dims of the output and of the input, in factors.
@@ -96,7 +96,8 @@ def carried_tensors(
     reduces: bool = True,
     whole: Collection[Tensor] = (),
 ) -> dict[Tensor, Carry]:
-    """The tensors that, when Partial(sum), are better carried on than reduced, and on what terms.
+    """Return the tensors that, when Partial(sum), are better carried on than reduced, and on what
+    terms.
 
     The graph is walked backwards. For each tensor two numbers are compared:
 
@@ -109,7 +110,7 @@ def carried_tensors(
     If both are the same, it is reduced at once: there gradients can be packed.
 
     Args:
-        reduces, whole: see `prepared.prepare`.
+        reduces, whole: see `prepared_graph.prepare`.
     """
     cost: dict[Tensor, float] = {}
     consumers = graph.consumers()
@@ -181,7 +182,7 @@ def _relabels(rule: OpRule) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Meetings:
-    """Where fresh Partials meet in products: `Q @ K^T`, and then the scores times `V`.
+    """Products in which fresh Partials meet: `Q @ K^T`, and then the scores times `V`.
 
     Attributes:
         factors: by (product, fresh Partial that it reads), the factors over which the Partial may

@@ -1,9 +1,9 @@
 """Propagation: from a plan's anchors to the spec of every tensor.
 
-One pass over the graph in its own order, forward, backward and update alike. Each op takes its
-inputs as they come and runs the way that moves the fewest bytes (`step`); what differs from how an
-input came is a reshard. A pure function of the prepared graph and the anchors, with decisions
-remembered by rule and specs, so that searching calls it many times a second.
+One pass over the graph in its own order, through forward pass, backward pass and update. Each op
+takes its inputs as they come and runs the way that moves the fewest bytes (`step`); what differs
+from how an input came is a reshard. A pure function of the prepared graph and the anchors, with
+decisions memoized by rule and specs, so that searching calls it many times a second.
 
 Who runs a part of a graph (`planning.intra_op.incremental.incremental`), or looks at each op before
 it runs (`planning.intra_op.rhino.explicit_ops`), takes the same steps on a `PropagationState`.
@@ -59,10 +59,10 @@ def propagate(
 
 
 def with_lists_whole(run: Callable[[Whole], T], whole: Whole = frozenset()) -> T:
-    """What `run` gives when the ops that it is called with must not split.
+    """Call `run` with the ops that must not split, and return its result.
 
     It is called anew, from the beginning, with more of them as long as it finds lists that an op
-    cannot take as they were laid.
+    cannot take in the spec that they have.
     """
     while True:
         try:
@@ -80,7 +80,7 @@ def begin(
     confined: bool = False,
     zeros: frozenset[Tensor] = frozenset(),
 ) -> PropagationState:
-    """The state before the first op: variables and inputs are laid."""
+    """Return the state before the first op: variables and inputs have their specs."""
     state = PropagationState(
         prepared, mesh, anchors, propagate, confined, zeros | prepared.zeros, whole
     )
@@ -101,7 +101,7 @@ def run_segment(state: PropagationState, ops: Iterable[Op]) -> None:
 
 
 def finish(state: PropagationState) -> PartitionedGraph:
-    """The result, once all ops have run: weights that nothing reads lie whole."""
+    """Return the result, once all ops have run: weights that nothing reads are whole."""
     for root in list(state.waiting):
         settle_root(state, root, state.replicated)
     lay_outputs(state)

@@ -24,7 +24,7 @@ def expand_decision(
     within: Within,
     confined: bool = False,
 ) -> Decision:
-    """`strategy` as a decision: of the op's decomposition if it splits what asks for that.
+    """Return `strategy` as a decision: of the op's decomposition if it splits what asks for that.
 
     Args:
         prepared: the graph of `op`.

@@ -1,4 +1,4 @@
-"""Between specs of tensors and splits of factors, axis by axis.
+"""Conversion between specs of tensors and splits of factors, axis by axis.
 
 An op's strategy is one *split* per mesh axis: a factor with a pattern, or
 `REPLICATE`, or `CARRY` (Partial passes through). Walking the axes left to right
@@ -40,7 +40,7 @@ def has_factor(dims: Dims, factor: int) -> bool:
 
 
 def shard_of(dims: Dims, split: Split, sizes: Sequence[int], parts: int) -> Shard | None:
-    """The placement that `split` gives a tensor of `dims` which has the factor.
+    """Return the placement that `split` gives a tensor of `dims` which has the factor.
 
     `sizes` are the factors' sizes as the axes before left them. None if the tensor lacks
     the factor, or has it in a compound dimension where the pattern does not show.
@@ -65,7 +65,7 @@ def shard_of(dims: Dims, split: Split, sizes: Sequence[int], parts: int) -> Shar
 
 
 def split_of(dims: Dims, shard: Shard, sizes: Sequence[int], parts: int) -> Split | None:
-    """The split that `shard` stands for, or None if it cuts across factors."""
+    """Return the split that `shard` stands for, or None if it cuts across factors."""
     if shard.dim >= len(dims):
         return None
     dim = dims[shard.dim]
@@ -86,7 +86,7 @@ def split_of(dims: Dims, shard: Shard, sizes: Sequence[int], parts: int) -> Spli
 def spec_of(
     dims: Dims, rule: OpRule, splits: Splits, mesh_shape: Sequence[int], is_output: bool = False
 ) -> Spec:
-    """The spec of an operand of `dims` when the op runs with `splits`; CARRY gives R here.
+    """Return the spec of an operand of `dims` when the op runs with `splits`; CARRY gives R here.
 
     Where a split does not show in the operand, what later ones cut is as long as before.
     """
@@ -109,7 +109,7 @@ def spec_of(
 def splits_of(
     dims: Dims, spec: Spec, rule_sizes: Sequence[int], mesh_shape: Sequence[int]
 ) -> list[Split | None]:
-    """The split that each axis makes in a tensor of `dims` with `spec`.
+    """Return the split that each axis makes in a tensor of `dims` with `spec`.
 
     WHOLE where the axis does not shard the tensor, None where its shard cuts
     across factors.

@@ -1,8 +1,8 @@
-"""The short way for nearly all of a graph: ops that run as they ran before.
+"""Fast path for nearly all of a graph: ops that run as they ran before.
 
-Most ops are *ordinary* (`PreparedGraph.ordinary`): how they run hangs on their rule and on the
-specs in which their inputs come. A search takes this way millions of times, so it does nothing that
-can be done once.
+Most ops are *ordinary* (`PreparedGraph.ordinary`): how they run depends on their rule and the specs
+of their inputs. A search takes this way millions of times, so it does nothing that can be done
+once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tfpar.propagation.step import keep, move
 
 
 def make_fast_path(state: PropagationState) -> Callable[[Op], bool]:
-    """A function that takes an op's step if it was decided before; else it answers False."""
+    """Make a function that takes an op's step if it was decided before; else it answers False."""
     prepared, mesh, specs = state.prepared, state.mesh, state.specs
     if state.whole or state.confined or state.anchors.tensors:
         return lambda op: False

@@ -1,9 +1,9 @@
-"""In which spec a fresh tensor is kept.
+"""Final spec of a fresh tensor, in which it is kept.
 
-As it was made, but for three things: a plan may anchor it; Partials are reduced or scattered where
-they are not better carried on (`deferral`); and splits that propagation started end before a weight
-(`own_splits`). Gradients of 16 bits are laid as the variables that they update
-(`find_narrow_gradients`).
+It is the spec in which it was made, but for three things: a plan may anchor it; Partials are
+reduced or scattered where they are not better carried on (`deferral`); and splits that propagation
+started end before a weight (`own_splits`). Gradients of 16 bits get the specs of the variables that
+they update (`find_narrow_gradients`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tfpar.spec import Partial, Placement, Replicate, Shard, Spec, canonical, dr
 
 
 def choose_final_spec(state: PropagationState, tensor: Tensor, made: Spec) -> Spec:
-    """The spec in which `tensor`, made as `made`, is kept."""
+    """Choose the spec in which `tensor`, made as `made`, is kept."""
     anchor = state.anchor_of(tensor)
     if anchor is None:
         return resolved_spec(state, tensor, made)
@@ -34,7 +34,7 @@ def choose_final_spec(state: PropagationState, tensor: Tensor, made: Spec) -> Sp
 
 
 def resolved_spec(state: PropagationState, tensor: Tensor, made: Spec) -> Spec:
-    """The same, if nothing anchors `tensor`."""
+    """Return the final spec of `tensor`, if nothing anchors it."""
     if state.confined or tensor.dtype in REFERENCES:
         return made
     data_axes = state.anchors.data_axes

@@ -1,4 +1,4 @@
-"""Which weight an optimizer slot follows.
+"""Links between optimizer slots and the weights whose specs they follow.
 
 A slot (momentum, second moment, a row mean, an average of the weights) has the
 spec of its weight unless the plan says otherwise. The link is read off the graph,
@@ -45,7 +45,7 @@ class _Union:
 
 
 def followed_weights(graph: Graph, rules: Mapping[Op, OpRule]) -> dict[Variable, Follow]:
-    """For each non-trainable variable that is updated along with a weight: the link."""
+    """Find for each non-trainable variable that is updated along with a weight the link to it."""
     handles = graph.variable_of()
     weights = {h for h, v in handles.items() if v.trainable}
     if not weights or len(weights) == len(handles):
@@ -75,12 +75,12 @@ def followed_weights(graph: Graph, rules: Mapping[Op, OpRule]) -> dict[Variable,
 
 
 def followed_spec(spec: Spec, mapping: Sequence[int | None]) -> Spec:
-    """The spec of a slot whose weight lies as `spec`; `mapping` as in `Follow`."""
+    """Return the spec of a slot whose weight has `spec`; `mapping` as in `Follow`."""
     return _renumbered(spec, {w: d for d, w in enumerate(mapping)})
 
 
 def leading_spec(spec: Spec, mapping: Sequence[int | None]) -> Spec:
-    """The spec of the weight whose slot lies as `spec`, as far as the slot has its dims."""
+    """Return the spec of the weight whose slot has `spec`, as far as the slot has its dims."""
     return _renumbered(spec, dict(enumerate(mapping)))
 
 

@@ -22,7 +22,7 @@ from tfpar.spec import Shard
 
 
 def split_generated(view: View, op: Op, decision: Decision, whole: Collection[int]) -> Decision:
-    """`decision` with the dims that `op` makes of nothing split as its readers want them.
+    """Split the dims that `op` makes of nothing, in `decision`, as its readers want them.
 
     Args:
         whole: the mesh axes along which `op` must not split.

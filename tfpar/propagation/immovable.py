@@ -1,6 +1,6 @@
-"""What cannot move, and what follows where such things exclude each other.
+"""Immovable inputs, and the errors that follow where they exclude each other.
 
-Variables and lists stay as they lie; in the body of a loop or branch nothing crosses ranks.
+Variables and lists keep their specs; in the body of a loop or branch nothing crosses ranks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tfpar.spec import Spec, SpecError, format_spec
 
 
 class RetryWithWholeLists(Exception):
-    """Lists came out laid in a way that a later op cannot take: their makers must not split.
+    """Lists came out in a spec that a later op cannot take: their makers must not split.
 
     Only `engine.with_lists_whole` catches it.
     """
@@ -25,7 +25,7 @@ class RetryWithWholeLists(Exception):
 
 
 def check_immovable(state: PropagationState, tensor: Tensor, need: Spec) -> None:
-    """Raise ImmovableInputError if `tensor` is a variable or a list that has another spec than
+    """Raise ImmovableInputError if `tensor` is a variable or a list with another spec than
     `need`."""
     have = state.spec(tensor)
     if have != need and tensor.dtype in REFERENCES and not state.is_loose(tensor):
@@ -42,7 +42,7 @@ def check_local(state: PropagationState, tensor: Tensor, need: Spec) -> None:
 
 
 def make_immovable_error(state: PropagationState, op: Op, error: ImmovableInputError) -> Exception:
-    """What to raise where `op` cannot run for what it reads.
+    """Return the exception to raise where `op` cannot run for what it reads.
 
     In a body, `error` itself, for the op around it. Else, if lists stand in the way whose makers
     need not have split, `RetryWithWholeLists`; and if it is variables, what a user can read.

@@ -1,7 +1,7 @@
-"""Lists that can be had in another spec: those made of tensors, op by op, in plain sight.
+"""Lists that can be made again in another spec: those made of tensors, op by op, in plain sight.
 
-A list cannot be sent, but it can be made anew of its elements, and those can. What came out of
-a loop or branch, or went into it, stays as it lies.
+A list cannot be sent, but it can be made again of its elements, and those can. What came out of a
+loop or branch, or went into it, keeps its spec.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def makes_list(op: Op, rule: OpRule) -> bool:
 
 
 def remaking(op: Op, rule: OpRule, spec: Spec, mesh: Mesh) -> OpStrategy:
-    """How `op` runs to give its list as `spec`."""
+    """Return the strategy with which `op` gives its list as `spec`."""
     out = rule.outputs[0]
     group = rule.linear[0] if rule.linear else rule.monotone
     splits: list[Split] = []
@@ -46,5 +46,5 @@ def is_loose(tensor: Tensor, rules: Mapping[Op, OpRule], zeros: Collection[Tenso
 
 
 def sources(op: Op) -> list[Tensor]:
-    """The lists that `op` takes."""
+    """Return the lists that `op` takes."""
     return [t for t in op.inputs if t.dtype == "variant"]

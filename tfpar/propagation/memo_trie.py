@@ -1,9 +1,9 @@
-"""What was found out before, found again by what was looked at.
+"""Memoization of propagation strategies, keyed by the specs that they read.
 
-A strategy (`consumer_spec`, `open_weights`, `generated_dims`, `own_splits`) looks at the specs of
-some tensors, one after the other. Which one is next hangs only on what the ones before came as: so
-the readings of all its runs form a trie, and walking it with the specs of a new plan either ends at
-an answer given before, or says that nothing began so.
+A strategy (`consumer_spec`, `open_weights`, `generated_dims`, `own_splits`) reads the specs of
+tensors one by one; which tensor it reads next depends only on the specs read before. So the reads
+of all runs form a trie: walking it with the specs of a new plan ends at a stored answer (hit), or
+leaves the trie (miss), and on a miss the strategy runs.
 
     read w: S(1) -> read x: R    -> answer
                          x: S(0) -> answer
@@ -43,14 +43,14 @@ class MemoTrie(Generic[T]):
         self.root: TrieNode[T] | T | None = None
 
     def follow(self, specs: Mapping[Tensor, Spec | None]) -> T | None:
-        """The answer that was given where `specs` said the same; None if there is none."""
+        """Return the answer that was given where `specs` said the same; None if there is none."""
         node = self.root
         while type(node) is TrieNode:
             node = node.children.get(specs.get(node.tensor))
         return cast("T | None", node)
 
     def note(self, read: Mapping[Tensor, Any], answer: T) -> None:
-        """Remember that reading `read`, in this order, led to `answer`."""
+        """Store that reading `read`, in this order, led to `answer`."""
         steps = list(read.items())
         if not steps:
             self.root = answer
@@ -100,11 +100,11 @@ class _Looking:
 
 
 def memoize_strategy(state: PropagationState, key: Hashable, look: Callable[[View], T]) -> T:
-    """What `look` answers of `state`, if need be by looking.
+    """Return the answer of `look` for `state`, from the memo or by calling it.
 
     Args:
-        key: what its answer hangs on beside the graph, the mesh, the specs that it looks at, and
-            along which axes the plan splits data.
+        key: what its answer depends on beside the graph, the mesh, the specs that it reads, and
+            the axes along which the plan splits data.
     """
     if state.anchors.tensors:  # few plans name tensors, and each names others
         return look(state)

@@ -1,4 +1,4 @@
-"""Where a tensor is narrowest: collectives stand on the 16-bit side of a Cast.
+"""Narrow gradients: collectives stand on the 16-bit side of a Cast.
 
 Most of that needs nothing done. A Cast down runs on whatever part a rank has, and a Partial is
 carried through it since that costs fewer bytes (`deferral`); before a Cast up it is reduced for the
@@ -18,7 +18,8 @@ from tfpar.rules.rule import OpRule
 
 
 def find_narrow_gradients(graph: Graph, rules: Mapping[Op, OpRule]) -> frozenset[Tensor]:
-    """The 16-bit tensors of which nothing is made but, entry by entry, updates of variables."""
+    """Find the 16-bit tensors of which nothing is made but, entry by entry, updates of
+    variables."""
     readers = graph.consumers()
     returned = set(graph.outputs)
     updating: set[Tensor] = set()

@@ -1,10 +1,10 @@
-"""Weights that the plan leaves open and whose first reader has no wish of its own.
+"""Weights that the plan leaves open and whose first reader has no preference of its own.
 
     %rows: float32[6,8] = GatherV2(%table, %ids, 0)     // %table is open, %ids: R
     %y:    float32[6,4] = MatMul(%rows, %w)             // the plan has %w as S(0)
 
 Nothing that is read with the table is split, so the lookup has no reason to split anything. But the
-product wants its rows split along their second dim, as `w` is. So the table is laid as S(1): a rank
+product wants its rows split along their second dim, as `w` is. So the table gets S(1): a rank
 stores half of it, looks up half of each row, and nothing has to be cut later. The scale of a
 normalisation before a split matrix is another such weight.
 """
@@ -27,7 +27,7 @@ from tfpar.spec import Replicate, Shard
 def split_opened(
     view: View, op: Op, decision: Decision, opened: Sequence[int], whole: Collection[int]
 ) -> Decision:
-    """`decision` with the dims of `op`'s open weights split as what comes next wants them.
+    """Split the dims of `op`'s open weights, in `decision`, as what comes next wants them.
 
     Args:
         opened: the inputs of `op` that are open weights.
@@ -67,7 +67,8 @@ def split_opened(
 
 
 def _wanted(view: View, op: Op, axis: int) -> Shard | None:
-    """What comes after `op` wants, if everything that `op` itself reads is whole along `axis`."""
+    """Return the shard that consumers of `op` prefer, if all its inputs are whole along `axis`;
+    else None."""
     specs = (view.specs[t] for t in op.inputs)
     if any(spec is not FREE and not isinstance(spec[axis], Replicate) for spec in specs):
         return None

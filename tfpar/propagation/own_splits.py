@@ -1,4 +1,4 @@
-"""Where a split that propagation started ends: at the next weight.
+"""End of splits that propagation started: at the next weight.
 
 Queries and keys whose hidden dim is split make partial sums in the attention core. Propagation
 scatters them over the batch or the heads, and each rank computes a part of the scores (see

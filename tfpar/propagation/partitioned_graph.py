@@ -1,4 +1,4 @@
-"""What propagation takes and gives: anchors in, a partitioned graph out."""
+"""Input and result of propagation: anchors, and a partitioned graph."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfpar.spec import Mesh, Partial, Shard, Spec
 
 @dataclasses.dataclass(frozen=True)
 class OpPlan:
-    """How a plan has one op run.
+    """Specs in which a plan has one op run.
 
     Attributes:
         in_specs: the spec in which it reads each input.
@@ -32,13 +32,13 @@ class OpPlan:
 
     @property
     def num_axes(self) -> int:
-        """How many mesh axes it speaks of, the first ones."""
+        """Number of mesh axes that it decides, the first ones."""
         return min(map(len, (*self.in_specs, *self.made)), default=0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Anchors:
-    """What a plan fixes: the rest follows.
+    """Anchors: the specs that a plan fixes, from which propagation infers the others.
 
     Attributes:
         variables: specs by variable name. Trainable variables not named are open
@@ -70,7 +70,7 @@ class Anchors:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Decision:
-    """How one op runs.
+    """Decision of how one op runs.
 
     Attributes:
         strategy: splits and specs; see `decide.OpStrategy`.
@@ -88,7 +88,7 @@ class Decision:
         return any(isinstance(p, Partial) for made in self.strategy.out_specs for p in made)
 
     def communications(self, op: Op) -> Iterator[Communication]:
-        """The collectives that are part of the work of `op`, which runs so."""
+        """Yield the collectives that are part of the work of `op`, which runs so."""
         if self.expansion is not None:
             for moved in self.expansion.communications():
                 yield moved._replace(op=op, tensor=None)
@@ -159,7 +159,8 @@ class PartitionedGraph:
         return format_partitioned(self)
 
     def slots_spec(self, weight: Variable) -> Spec | None:
-        """How the slots of a weight lie that a stand-in for the optimizer has by themselves."""
+        """Return the spec of a weight's slots where a stand-in for the optimizer decides it; else
+        None."""
         made = self.prepared.slots_apart.get(weight.name)
         return None if made is None else self.specs[made]
 
@@ -179,7 +180,7 @@ class PartitionedGraph:
     def communications(
         self, wire_dtypes: Mapping[Tensor, str] | None = None
     ) -> Iterator[Communication]:
-        """The collectives of one step: all that is emitted, before some are packed.
+        """Yield the collectives of one step: all that is emitted, before some are packed.
 
         Loop bodies hold none.
 

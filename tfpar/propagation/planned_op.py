@@ -20,7 +20,8 @@ from tfpar.spec import Mesh, Spec, SpecError, drop_uneven_shards, local_shape
 def apply_op_plan(
     state: PropagationState, op: Op, planned: OpPlan
 ) -> tuple[Decision, list[Spec]] | None:
-    """How `op` runs as `planned_op`, and the specs to keep its outputs in; None if it cannot."""
+    """Decide `op` as `planned`, and return the specs to keep its outputs in, too; None if it cannot
+    run so."""
     if planned.num_axes == state.mesh.num_axes:
         key = (state.prepared.rules[op], planned, state.mesh)
         known = state.prepared.caches.planned
@@ -44,14 +45,14 @@ def apply_op_plan(
 
 
 def _with_rest(state: PropagationState, tensor: Tensor, made: Spec, spec: Spec) -> Spec:
-    """`spec` along the first mesh axes; along the others `tensor`, made as `made`, lies as it would
-    without a plan."""
+    """`spec` along the first mesh axes; along the others `tensor`, made as `made`, is placed as it
+    would be without a plan."""
     rest = resolved_spec(state, tensor, made)[len(spec) :]
     return drop_uneven_shards(tensor.shape or (), (*spec, *rest), state.mesh)
 
 
 def _decision(state: PropagationState, op: Op, planned: OpPlan) -> Decision | None:
-    """The decision that runs `op` as `planned_op`, or None if its rule has none."""
+    """Return the decision that runs `op` as `planned`, or None if its rule has none."""
     count, mesh = planned.num_axes, state.mesh
     counts = len(planned.in_specs), len(planned.made)
     if op.type in REGIONS or not count or counts != (len(op.inputs), len(op.outputs)):
@@ -72,7 +73,7 @@ def _decision(state: PropagationState, op: Op, planned: OpPlan) -> Decision | No
 
 
 def _can_keep(op: Op, planned: OpPlan, mesh: Mesh) -> bool:
-    """Whether the outputs of `op` can lie as planned: their sizes may be others."""
+    """Whether the outputs of `op` can have the planned specs: their sizes may be others."""
     try:
         for tensor, made, kept in zip(op.outputs, planned.made, planned.kept, strict=True):
             shape = tuple(tensor.shape or ())

@@ -1,4 +1,4 @@
-"""What propagation needs to know of a graph and computes once for all plans."""
+"""Prepared graph: all that propagation computes of a graph once for all plans."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tfpar.rules.rule import OpRule, find_relabelled_inputs, replicate_rule
 
 @dataclasses.dataclass(eq=False)
 class PreparedGraph:
-    """A graph with its rules, deferral choices and what propagation remembers of it.
+    """A graph with its rules, deferral choices and the memo of its propagation.
 
     Attributes:
         rules: the rule of every op; ops of one signature share one object.
@@ -43,10 +43,10 @@ class PreparedGraph:
             input the weight is.
         position: of each op in the graph.
         zeros: tensors that are zero everywhere (Partial for free), and new lists.
-        ordinary: ops whose decision hangs on the rule and the specs of their inputs alone, on no
+        ordinary: ops whose decision depends on the rule and the specs of their inputs alone, on no
             lists, draws or sizes that readers choose; with their rule, whether they are `deferred`,
             and whether what they make, if it is not Partial, is kept as it is made.
-        caches: what is remembered of it, for all plans.
+        caches: the memo of its propagation, for all plans.
         bodies: prepared function bodies by name.
     """
 
@@ -71,7 +71,7 @@ class PreparedGraph:
 
     @functools.cached_property
     def slots_apart(self) -> Mapping[str, Tensor]:
-        """What a stand-in for the optimizer computes; see `passes.separate_slots`."""
+        """Tensors of the stand-ins for the optimizer, by weight; see `passes.separate_slots`."""
         return find_separate_slots(self.graph)
 
     @functools.cached_property
@@ -80,14 +80,14 @@ class PreparedGraph:
         return followed_weights(self.graph, self.rules)
 
     def all_fallbacks(self) -> list[Op]:
-        """`fallbacks`, and those of the bodies prepared so far."""
+        """Return `fallbacks`, and those of the bodies prepared so far."""
         found = list(self.fallbacks)
         for body in self.bodies.values():
             found += body.all_fallbacks()
         return found
 
     def body(self, name: str, known: Mapping[int, np.ndarray]) -> PreparedGraph:
-        """The prepared body of function `name`, of whose arguments some values are known."""
+        """Return the prepared body of function `name`, of whose arguments some values are known."""
         if name not in self.bodies:
             body = self.graph.functions[name]
             self.bodies[name] = prepare(body, {body.inputs[i]: v for i, v in known.items()})
@@ -205,7 +205,7 @@ def _is_added_up(op: Op, consumers: Mapping[Tensor, Sequence[Op]]) -> bool:
 
 
 def _runs_once(op: Op) -> bool:
-    """Whether one rank must run `op` for all; a lookup table lies on one device."""
+    """Whether one rank must run `op` for all; a lookup table is on one device."""
     pinned = any(t.dtype in REFERENCES for t in (*op.inputs, *op.outputs))
     return op.type.startswith("LookupTable") if pinned else op.stateful
 

@@ -41,7 +41,7 @@ _MAX_ROUNDS = 16
 
 
 def partition_region(state: PropagationState, op: Op) -> tuple[Decision, tuple[int, ...]]:
-    """How the loop, branch or call `op` runs, given the specs that its inputs have.
+    """Decide how the loop, branch or call `op` runs, given the specs that its inputs have.
 
     Returns:
         The decision, and the mesh axes along which it had to run replicated.
@@ -120,7 +120,7 @@ def _is_whole(spec: Spec, axis: int) -> bool:
 
 
 def _gathered(spec: Spec, axes: Collection[int], pinned: bool) -> Spec:
-    """`spec` with `axes` whole and, unless it is `immovable`, Partials reduced."""
+    """`spec` with `axes` whole and, unless it is `pinned`, Partials reduced."""
     return tuple(
         Replicate() if a in axes or (isinstance(p, Partial) and not pinned) else p
         for a, p in enumerate(spec)

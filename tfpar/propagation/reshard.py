@@ -1,4 +1,4 @@
-"""From one spec to another: the sequence of collectives and local steps.
+"""Resharding: the sequence of collectives and local steps from one spec to another.
 
 Pure: shapes, specs and mesh in, steps out. The cost model prices these steps and
 the rewriter emits them, so the two cannot disagree.
@@ -54,7 +54,7 @@ class ReshardStep:
 def lower_reshard(
     shape: tuple[int, ...], source: Spec, target: Spec, mesh: Mesh
 ) -> tuple[ReshardStep, ...]:
-    """The steps from `source` to `target`.
+    """Return the steps from `source` to `target`.
 
     Free local slices come first (they shrink what follows), then reductions, then
     moves between dimensions (plain blocks only; strided ones are gathered and cut), then
@@ -209,7 +209,7 @@ def step_bytes(step: ReshardStep, shape: tuple[int, ...], itemsize: int, mesh: M
 def payloads(
     shape: tuple[int, ...], itemsize: int, source: Spec, target: Spec, mesh: Mesh
 ) -> tuple[tuple[ReshardStep, int], ...]:
-    """The collectives from `source` to `target`, each with its `step_bytes`."""
+    """Return the collectives from `source` to `target`, each with its `step_bytes`."""
     return tuple(
         (step, step_bytes(step, shape, itemsize, mesh))
         for step in lower_reshard(shape, source, target, mesh)

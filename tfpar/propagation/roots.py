@@ -1,4 +1,5 @@
-"""Where variables lie, and what is open: weights that the plan leaves open, and random draws.
+"""Roots, the tensors whose spec is open at first: weights that the plan leaves open, and random
+draws; and the specs of all other variables.
 
 The plan says nothing of this table:
 
@@ -7,7 +8,7 @@ The plan says nothing of this table:
     %rows = GatherV2(%read, %ids, 0)              // wants %read as S(1)
 
 The first op that does more than relabel says in which spec it wants its input. `root_spec` goes
-back from there to the root, here to S(1) for the table, and the step lays the root and all that
+back from there to the root, here to S(1) for the table, and the step settles the root and all that
 waits for it (`step.settle_root`). Draws are the same: of random numbers that are used split, each
 rank draws its part.
 """
@@ -25,7 +26,8 @@ from tfpar.spec import Replicate, Shard, Spec, canonical
 
 
 def lay_variables(state: PropagationState) -> None:
-    """Lay the variables that the plan fixes, and those that follow them; open the other weights."""
+    """Set the specs of the variables that the plan fixes, and those that follow them; open the
+    other weights."""
     specs, variables = state.specs, state.prepared.graph.variables
     for variable in variables:
         spec = state.anchors.variables.get(variable.name)
@@ -57,7 +59,7 @@ def lay_variables(state: PropagationState) -> None:
 
 
 def find_root(state: PropagationState, op: Op) -> Root | None:
-    """The root that the output of `op` hangs on: `op` if it draws, or what it only relabels."""
+    """Find the root of the output of `op`: `op` if it draws, or what it only relabels."""
     if len(op.outputs) != 1 or state.anchor_of(op.outputs[0]) is not None:
         return None
     moving = [i for i, t in enumerate(op.inputs) if state.is_open(t)]
@@ -86,7 +88,7 @@ def _relabels(state: PropagationState, op: Op, position: int) -> bool:
 
 
 def root_spec(state: PropagationState, tensor: Tensor, want: Spec) -> tuple[Root, Spec]:
-    """The root of the open `tensor`, and its spec if `tensor` is to come as `want`.
+    """Return the root of the open `tensor`, and its spec if `tensor` is to come as `want`.
 
     Partials, and splits that the root does not have, are left out.
     """
@@ -109,7 +111,8 @@ def root_spec(state: PropagationState, tensor: Tensor, want: Spec) -> tuple[Root
 
 
 def draw_with_spec(state: PropagationState, op: Op, spec: Spec) -> Decision:
-    """`op`, which reads nothing that is sharded, making its output as `spec` where it can."""
+    """Decide that `op`, which reads nothing that is sharded, makes its output as `spec` where it
+    can."""
     rule, mesh = state.prepared.rules[op], state.mesh
     splits = tuple(
         s if s is not None and rule.can_split(s[0]) and rule.takes_pattern(*s) else WHOLE

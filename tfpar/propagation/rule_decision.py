@@ -1,4 +1,4 @@
-"""How one op runs as its rule has it, on its inputs as they come."""
+"""Decision of how one op runs by its rule, given the specs of its inputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from tfpar.propagation.state import PropagationState
 
 
 def decide_by_rule(state: PropagationState, op: Op) -> Decision:
-    """How `op` runs: the cheapest way, with what readers want of what it makes of nothing.
+    """Decide how `op` runs: the cheapest way; dims that it makes of nothing are split as readers
+    prefer.
 
     Raises:
         ImmovableInputError: its inputs that cannot move exclude every way.
@@ -55,7 +56,7 @@ def decide_by_rule(state: PropagationState, op: Op) -> Decision:
 def strategy_by_rule(
     state: PropagationState, op: Op, planned: OpStrategy | None = None
 ) -> OpStrategy:
-    """The cheapest way to run `op`; see `decide.choose_strategy`.
+    """Return the cheapest way to run `op`; see `decide.choose_strategy`.
 
     Args:
         planned: how it runs along the first mesh axes, if that is given.
@@ -75,5 +76,5 @@ def strategy_by_rule(
 
 
 def with_decomposition(state: PropagationState, op: Op, strategy: OpStrategy) -> Decision:
-    """`strategy` as a decision; see `expansions.expand_decision`."""
+    """Return `strategy` as a decision; see `expansions.expand_decision`."""
     return expand_decision(op, strategy, state.prepared, state.mesh, state.within, state.confined)

@@ -1,8 +1,8 @@
-"""How far one pass over a graph has come: a value that each step reads and adds to.
+"""State of one pass over a graph: a value that each step of propagation reads and adds to.
 
-Specs are laid in the order of the graph. Two kinds of tensors wait, *open*, until a reader says how
-it wants them: weights that the plan leaves open, and draws of random numbers. Each of these is a
-*root*; ops that only relabel it (a read, a cast, a transpose) wait with it.
+Tensors get their specs in the order of the graph. Two kinds of tensors wait, *open*, until a reader
+says which spec it needs: weights that the plan leaves open, and draws of random numbers. Each of
+these is a *root*; ops that only relabel it (a read, a cast, a transpose) wait with it.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ class PropagationState:
         confined: the graph is a body, where nothing may cross ranks.
         zeros: tensors that are zero everywhere, and new lists.
         whole: (op, mesh axis) of those that must not split along the axis.
-        followers: by weight, its optimizer slots that nothing else lays, each with the weight's
-            dim for every dim of the slot.
+        followers: by weight, its optimizer slots whose specs nothing else decides, each with the
+            weight's dim for every dim of the slot.
         answers: of strategies; see `memo_trie`.
 
     What is found on the way:
 
     Attributes:
-        specs: of the tensors laid so far; FREE for those that are open.
+        specs: of the tensors so far; FREE for those that are open.
         waiting: the open roots, in the order in which they were opened; each with the ops that
             relabel it.
         root_of: the root of each open tensor. (Of tensors settled since, it is no more than what
@@ -93,10 +93,10 @@ class PropagationState:
     def part(
         self, specs: dict[Tensor, Spec | None], opened: Iterable[Variable]
     ) -> PropagationState:
-        """A state for a pass over some of the ops, in which nothing is done yet.
+        """Return a state for a pass over some of the ops, in which nothing is done yet.
 
         Args:
-            specs: what the part finds laid, and where it lays its own.
+            specs: the specs that the part finds, and to which it adds its own.
             opened: the weights that are open when it begins.
         """
         roots = list(opened)
@@ -115,7 +115,7 @@ class PropagationState:
         )
 
     def spec(self, tensor: Tensor) -> Spec:
-        """The spec in which `tensor`, which is not open, is kept."""
+        """Return the spec in which `tensor`, which is not open, is kept."""
         spec = self.specs[tensor]
         assert spec is not None
         return spec
@@ -133,9 +133,9 @@ class PropagationState:
         return is_loose(tensor, self.prepared.rules, self.zeros)
 
     def anchor_of(self, tensor: Tensor) -> Spec | None:
-        """The spec that the plan gives `tensor` by its name."""
+        """Return the spec that the plan gives `tensor` by its name."""
         return self.anchors.tensors.get(tensor.name) if self.anchors.tensors else None
 
     def whole_axes(self, op: Op) -> tuple[int, ...]:
-        """The mesh axes along which `op` must not split."""
+        """Return the mesh axes along which `op` must not split."""
         return tuple(sorted(a for o, a in self.whole if o is op)) if self.whole else ()

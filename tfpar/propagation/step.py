@@ -1,4 +1,5 @@
-"""One op's step: who decides how it runs, and what is recorded of that.
+"""Propagation step of one op: a plan, its bodies or its rule decide it, and the decision is
+recorded.
 
 A plan decides (`planned_op`), or what its bodies allow (`regions`), or its rule (`rule_decision`).
 What draws random numbers, or only relabels what is open, waits for its first reader (`roots`).
@@ -75,7 +76,7 @@ def _visit_settled(state: PropagationState, op: Op) -> None:
 def record(
     state: PropagationState, op: Op, decision: Decision, planned: Sequence[Spec] | None = None
 ) -> None:
-    """Settle how `op` runs; its outputs are kept as `planned_op`, if a plan says so."""
+    """Settle how `op` runs; its outputs are kept as `planned`, if a plan says so."""
     result = state.result
     for tensor, need in zip(op.inputs, decision.strategy.in_specs, strict=True):
         if state.specs[tensor] is FREE:
@@ -90,7 +91,7 @@ def record(
 def keep(
     state: PropagationState, op: Op, decision: Decision, planned: Sequence[Spec] | None = None
 ) -> None:
-    """Lay what `op` makes; `planned_op` as of `record`."""
+    """Settle the specs of the outputs of `op`; `planned` as of `record`."""
     result = state.result
     for i, (tensor, made) in enumerate(zip(op.outputs, decision.strategy.out_specs, strict=True)):
         kept = choose_final_spec(state, tensor, made) if planned is None else planned[i]
@@ -119,12 +120,12 @@ def move(state: PropagationState, tensor: Tensor, need: Spec) -> None:
 
 
 def _settle(state: PropagationState, tensor: Tensor, need: Spec) -> None:
-    """Make the open `tensor` come out as `need` where its root can be laid so."""
+    """Make the open `tensor` come out as `need` where its root can have the spec for it."""
     settle_root(state, *root_spec(state, tensor, need))
 
 
 def settle_root(state: PropagationState, root: Root, spec: Spec) -> None:
-    """Lay an open weight or draw as `spec`, and run everything that only relabelled it."""
+    """Give an open weight or draw the spec `spec`, and run everything that only relabelled it."""
     waiting = state.waiting.pop(root)
     if isinstance(root, Op):
         record(state, root, draw_with_spec(state, root, spec))

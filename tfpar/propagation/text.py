@@ -9,7 +9,7 @@ from tfpar.spec import Spec, format_spec
 
 
 def format_partitioned(partitioned: PartitionedGraph) -> str:
-    """The graph as text, which reads back as such (`tfpar.ir.text`).
+    """Format the graph as text, which reads back as such (`tfpar.ir.text`).
 
     Behind an op stand the specs in which it reads its inputs and makes its outputs, and what these
     are kept as where that is something else: `// S(0),R; R,S(1) -> S(0),S(1)`.

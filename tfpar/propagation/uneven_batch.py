@@ -1,4 +1,4 @@
-"""A graph that was laid out evenly, cut in unequal shares along one axis.
+"""Unequal shares along one axis, for a graph that was partitioned evenly.
 
 Specs and decisions stay: a spec says which dim an axis splits, and the mesh how many entries each
 rank gets. That is so as long as all that the axis splits is cut in proportion: the batch, and what
@@ -25,10 +25,10 @@ class UnevenSplitError(Exception):
 
 
 def check_shares(partitioned: PartitionedGraph, mesh: UnevenMesh) -> None:
-    """Check that `partitioned_graph`, laid out on the even mesh, may run on the uneven one.
+    """Check that `partitioned`, a graph on the even mesh, may run on the uneven one.
 
     Raises:
-        CannotShare: it may not.
+        UnevenSplitError: it may not.
     """
     for variable, spec in partitioned.variable_specs.items():
         if isinstance(spec[mesh.uneven_axis], Shard):  # all batches share one layout
@@ -53,7 +53,7 @@ def check_shares(partitioned: PartitionedGraph, mesh: UnevenMesh) -> None:
 
 
 def with_uneven_mesh(partitioned: PartitionedGraph, mesh: UnevenMesh) -> PartitionedGraph:
-    """The same graph on `mesh`, with the decompositions and bodies of its ops."""
+    """Return the same graph on `mesh`, with the decompositions and bodies of its ops."""
     decisions = {}
     for op, decision in partitioned.decisions.items():
         if decision.expansion is not None or decision.bodies:
@@ -70,13 +70,13 @@ def with_uneven_mesh(partitioned: PartitionedGraph, mesh: UnevenMesh) -> Partiti
 
 
 def with_own_share(partitioned: PartitionedGraph, mesh: UnevenMesh) -> PartitionedGraph:
-    """`partitioned_graph` as one rank sees it that has its share.
+    """Return `partitioned` as one rank sees it that has its share.
 
     Args:
         mesh: seen from that rank; the graph may have further axes behind, of the parts of a rank.
 
     Raises:
-        CannotShare: the graph does not split so.
+        UnevenSplitError: the graph does not split so.
     """
     mesh = mesh.within(partitioned.mesh)
     check_shares(partitioned, mesh)
@@ -84,7 +84,7 @@ def with_own_share(partitioned: PartitionedGraph, mesh: UnevenMesh) -> Partition
 
 
 def _check(name: str, shape: Shape, spec: Spec, mesh: UnevenMesh) -> None:
-    """Raise CannotShare unless ranks that differ in shape only differ in how many samples."""
+    """Raise UnevenSplitError unless ranks that differ in shape only differ in how many samples."""
     uneven = spec[mesh.uneven_axis]
     if not isinstance(uneven, Shard):
         return
@@ -114,7 +114,7 @@ def _check(name: str, shape: Shape, spec: Spec, mesh: UnevenMesh) -> None:
 
 
 def _check_factor(name: str, rule: OpRule, decision: Decision, mesh: UnevenMesh) -> None:
-    """Raise CannotShare unless the factor that the uneven axis splits is cut in proportion."""
+    """Raise UnevenSplitError unless the factor that the uneven axis splits is cut in proportion."""
     splits = decision.strategy.splits
     factor, pattern = splits[mesh.uneven_axis]
     if factor < 0:

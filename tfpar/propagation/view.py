@@ -1,7 +1,7 @@
-"""What a strategy sees of a pass: the graph, the mesh, and what is laid by now.
+"""View of a pass for strategies: the graph, the mesh, and the specs so far.
 
-Strategies (`consumer_spec`, `open_weights`, `generated_dims`, `own_splits`) look and answer; they
-write nothing. A `PropagationState` is a view; a test makes one of three fields.
+Strategies (`consumer_spec`, `open_weights`, `generated_dims`, `own_splits`) read it and answer;
+they write nothing. A `PropagationState` is a view; a test makes one of three fields.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tfpar.spec import Mesh, Spec
 
 
 class View(Protocol):
-    """What strategies may ask."""
+    """View of a pass over a graph, as strategies see it."""
 
     @property
     def prepared(self) -> PreparedGraph:
@@ -27,14 +27,14 @@ class View(Protocol):
 
     @property
     def specs(self) -> Mapping[Tensor, Spec | None]:
-        """The specs of what is laid by now; FREE for what is open."""
+        """Specs of tensors so far; FREE for those that are open."""
 
     def anchor_of(self, tensor: Tensor) -> Spec | None:
-        """The spec that the plan gives a tensor by its name."""
+        """Return the spec that the plan gives a tensor by its name."""
 
 
 def settled_spec(view: View, tensor: Tensor) -> Spec | None:
-    """The spec of `tensor`, or of the variable it reads, if it is settled by now."""
+    """Return the spec of `tensor`, or of the variable it reads, if it is settled by now."""
     spec = view.specs.get(tensor)
     if spec is None and tensor.op.type == "ReadVariableOp":
         return view.specs.get(tensor.op.inputs[0])
@@ -42,7 +42,8 @@ def settled_spec(view: View, tensor: Tensor) -> Spec | None:
 
 
 def known_spec(view: View, tensor: Tensor) -> Spec | None:
-    """The spec of `tensor` if it is settled by now, or follows from that of the weight it holds."""
+    """Return the spec of `tensor` if it is settled by now, or follows from that of the weight it
+    holds."""
     spec = view.specs.get(tensor)
     if spec is not None or tensor not in view.prepared.weights or not tensor.op.inputs:
         return spec

@@ -26,7 +26,7 @@ from tfpar.rules.rule import Expansion, Lowering
 from tfpar.rules.windows import PADDINGS, SlidingWindow, Windows
 
 IMAGE, RESULT = "{x}", "{y}"
-"""How operands with and without the entries that windows share stand in `notation`."""
+"""Operands with and without the entries that windows share, as `notation` names them."""
 
 
 _TOLD = frozenset(
@@ -56,7 +56,7 @@ def halo_fields(
     shape_operands: Mapping[int, int],
     reduction: str = "sum",
 ) -> HaloFields:
-    """The arguments of `make_rule` that let the spatial dims of an op with windows split.
+    """Return the arguments of `make_rule` that let the spatial dims of an op with windows split.
 
     Args:
         notation: the rule's, with `{x}` for images and `{y}` for results.
@@ -90,7 +90,7 @@ def halo_fields(
 
 
 def _roles(notation: str) -> tuple[list[str], str]:
-    """What stands in the notation for each input, and for the output."""
+    """Split the notation into the role of each input, and that of the output."""
     inputs, output = notation.split("->")
     return [operand.strip() for operand in inputs.split(",")], output.strip()
 
@@ -237,7 +237,7 @@ class _Blocks:
     def _exchanged(
         self, ahead: list[Tensor], back: list[Tensor], fill: Any
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """What each block gets from the one before and from the one behind.
+        """Return the rows that each block gets from the one before and from the one behind.
 
         Args:
             ahead, back: rows of each block for the one behind it, and for the one before it.

@@ -19,7 +19,8 @@ from tfpar.rules.rule import OpRule, make_rule
 
 
 def lookup_reduction(dtype: str) -> str | None:
-    """How results that are zero on all ranks but one combine; None where they cannot."""
+    """Return the reduction that combines results that are zero on all ranks but one; None if there
+    is none."""
     if dtype == "bool":
         return "any"
     return "sum" if is_numeric(dtype) else None

@@ -1,8 +1,8 @@
 """Tensor lists and optionals: what a loop or branch reads, writes and keeps for its gradient.
 
-A list has the dims `(length, *element)`, an optional those of a list of one. The length
-stays whole; elements are cut alike, so that each rank has a list of local elements.
-Element shapes that ops are given are those of the rank.
+A list has the dims `(length, *element)`, an optional those of a list of one. The length stays
+whole; elements are cut in the same way, so that each rank has a list of local elements. Element
+shapes that ops are given are those of the rank.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _rule(
 ) -> OpRule | None:
     """A rule in which `E` stands for the dims of an element, `W` for those after its first.
 
-    None where the elements of the list are not all alike.
+    None where the elements differ in their dims.
     """
     # An element that is itself a list has its length in front, which stays whole.
     whole = 1 if op.attrs.get("element_dtype") == "variant" else 0
@@ -145,7 +145,8 @@ def _length(op: Op, constants: Constants) -> OpRule | None:
 
 @rule("TensorListElementShape")
 def _element_shape(op: Op, constants: Constants) -> OpRule | None:
-    """What a list of lists says, copied: that an element is a scalar. Others are folded."""
+    """Make the rule of an op that reads a list's element shape: of a list of lists it is copied (an
+    element is a scalar). Others are folded."""
     element = _element(op.inputs[0])
     return _rule(op, ". E -> .", element, reduce=_about(element))
 

@@ -1,4 +1,4 @@
-"""What a rule's `lower` sees: the op on one rank, and what splitting did to it."""
+"""View of an op on one rank for the `lower` of its rule: its local inputs, and its splits."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class LocalOp:
         return size
 
     def indices(self, factor: str) -> list[np.ndarray]:
-        """For every rank, the factor's global index of each stored entry; -1 is padding."""
+        """Return for every rank the factor's global index of each stored entry; -1 is padding."""
         index = self.rule.factor(factor)
         spec: Spec = tuple(
             Shard(0, *pattern) if split == index else Replicate() for split, pattern in self.splits
@@ -64,7 +64,8 @@ class LocalOp:
         ]
 
     def starts(self, factor: str) -> list[int]:
-        """For every rank, the global index of the first stored entry of a factor cut plainly."""
+        """Return for every rank the global index of the first stored entry of a factor cut
+        plainly."""
         index = self.rule.factor(factor)
         starts = []
         for rank in range(self.mesh.size):
@@ -82,7 +83,7 @@ class LocalOp:
         return self.build.per_rank([np.asarray(s, dtype) for s in self.starts(factor)], dtype)
 
     def mask_padding(self, x: Tensor, position: int, dim: int, fill: Any) -> Tensor:
-        """`x`, which lies like input `position`, with the padding along `dim` set to `fill`."""
+        """Set the padding of `x`, which has the spec of input `position`, along `dim` to `fill`."""
         length = self.op.inputs[position].shape[dim]
         spec = self.in_specs[position]
         keep = [
@@ -108,7 +109,8 @@ class LocalOp:
         return local_shape(shape, self.out_specs[position], self.mesh)
 
     def copy(self, inputs: Sequence[Tensor] | None = None, **attrs: Any) -> Op:
-        """The op itself on local inputs, with local shape operands; `attrs` replace its own."""
+        """Emit the op itself on local inputs, with local shape operands; `attrs` replace its
+        own."""
         operands = list(self.inputs if inputs is None else inputs)
         for position, output in self.rule.shape_operands.items():
             if inputs is None and operands[position].dtype in ("int32", "int64"):

@@ -23,7 +23,8 @@ NUM_AVERAGED = "_tfpar_num_averaged"
 
 
 def unbiasing(count: float) -> float:
-    """What makes the variance of a sample of so many numbers that of what they are drawn from."""
+    """Return the factor that makes the variance of a sample of so many numbers that of what they
+    are drawn from."""
     return count / max(count - 1, 1)
 
 
@@ -124,7 +125,8 @@ def _moved(build: GraphBuilder, old: Tensor, new: Tensor, factor: float) -> Tens
 
 
 def _reserved(op: Op, build: GraphBuilder, s: _Statistics) -> Tensor:
-    """What the kernel would hand to its gradient: variances on a CPU, their rsqrt on a GPU.
+    """Emit the output that the kernel would hand to its gradient: variances on a CPU, their rsqrt
+    on a GPU.
 
     A gradient op whose batch is not split runs as the kernel, so it must find what the
     device's own kernel writes; a batch of two known numbers tells which that is.

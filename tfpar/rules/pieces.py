@@ -20,12 +20,13 @@ from tfpar.rules.rule import OpRule, make_rule
 
 
 def common_length(*lengths: int) -> int:
-    """The largest length of which all `lengths` are multiples."""
+    """Return the largest length of which all `lengths` are multiples."""
     return math.gcd(*lengths)
 
 
 def piece_token(name: str, length: int, unit: int) -> str:
-    """The token of a dim of `length` that may be split inside its pieces of length `unit`."""
+    """Return the token of a dim of `length` that may be split inside its pieces of length
+    `unit`."""
     if unit <= 1:
         return "."
     return name if length == unit else f"(.{length // unit} {name})"

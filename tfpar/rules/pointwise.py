@@ -1,4 +1,4 @@
-"""Ops that treat every element alike, broadcasting included."""
+"""Elementwise ops, broadcasting included."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 def pointwise(op: Op, **fields: Unpack[RuleFields]) -> OpRule:
-    """Every operand broadcasts against the others; every factor passes through."""
+    """Make a rule in which every operand broadcasts against the others; every factor passes
+    through."""
     # The length of a tensor list stays whole.
     dims = ". ..." if op.outputs and op.outputs[0].dtype == "variant" else "..."
     left = ", ".join([dims] * len(op.inputs))

@@ -20,7 +20,7 @@ from tfpar.spec import local_indices
 
 
 def blocks(build: GraphBuilder, x: Tensor, parts: int, fill: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """The last dim of `x` as `parts` blocks, each where a shard lies already.
+    """View the last dim of `x` as `parts` blocks, each where a shard is already.
 
     Returns:
         (..., parts, block): the blocks, with padding set to `fill` behind what is real.
@@ -136,7 +136,7 @@ def _lower_less_label(local: LocalOp) -> list[Tensor]:
 
 
 def take_last(build: GraphBuilder, x: Tensor, index: Tensor) -> Tensor:
-    """`x[..., index]`: of each row of the last dim one entry, or several.
+    """Emit `x[..., index]`: of each row of the last dim one entry, or several.
 
     Args:
         index: of the shape of `x` without its last dim, or with another one.
@@ -155,7 +155,7 @@ def take_last(build: GraphBuilder, x: Tensor, index: Tensor) -> Tensor:
 
 
 def whole(build: GraphBuilder, x: Tensor) -> Tensor:
-    """`x` with its last dim gathered."""
+    """Gather the last dim of `x`."""
     return build.one("TfparWhole", (x,), x.shape, x.dtype)
 
 

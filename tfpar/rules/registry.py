@@ -75,12 +75,12 @@ def has_rule(op_type: str) -> bool:
 
 
 def registered_types() -> tuple[str, ...]:
-    """Every op type that has a rule, sorted."""
+    """Return every op type that has a rule, sorted."""
     return tuple(sorted(_RULES))
 
 
 def rule_function(op_type: str) -> RuleFunction:
-    """The function that gives the rules of `op_type`.
+    """Return the function that gives the rules of `op_type`.
 
     Raises:
         KeyError: no rule is registered for it.
@@ -89,7 +89,7 @@ def rule_function(op_type: str) -> RuleFunction:
 
 
 def find_rule(op: Op, constants: Constants) -> OpRule | None:
-    """The rule of `op`, or None where it has none or its shapes are not static."""
+    """Find the rule of `op`, or None where it has none or its shapes are not static."""
     function = _RULES.get(op.type)
     if function is None:
         return None

@@ -39,7 +39,7 @@ Dim = tuple[int, ...]
 """Factors of one dimension, major to minor; empty for one that must stay whole."""
 Dims = tuple[Dim, ...]
 Pattern = tuple[int | None, int]
-"""How a factor is cut: (stride, unit) as in `Shard`."""
+"""Pattern in which a factor is cut: (stride, unit) as in `Shard`."""
 PLAIN: Pattern = (None, 1)
 
 SAME = "same"
@@ -162,7 +162,8 @@ class OpRule:
 
 
 def find_relabelled_inputs(op: Op, rule: OpRule) -> tuple[int, ...]:
-    """The inputs that `op` only hands on, so that they may lie as its output is to lie."""
+    """Find the inputs that `op` only hands on, so that they may have the spec that its output is to
+    have."""
     return rule.monotone or ((0,) if op.type in CONVERTED else ())
 
 
@@ -191,7 +192,7 @@ def make_rule(
     blocks: Mapping[str, int] | None = None,
     **fields: Unpack[RuleFields],
 ) -> OpRule:
-    """The rule of `op` in factor notation.
+    """Make the rule of `op` in factor notation.
 
     `notation` lists inputs and outputs, comma separated, around `->`. A token is a
     factor name, `(a b)` for a compound dimension, `.` or `1` for a dimension
@@ -275,7 +276,7 @@ def make_rule(
 
 
 def replicate_rule(op: Op) -> OpRule:
-    """The rule that splits nothing: all inputs gathered, every rank computes."""
+    """Make the rule that splits nothing: all inputs gathered, every rank computes."""
     return OpRule(
         names=(),
         sizes=(),

@@ -71,7 +71,8 @@ def _slice(op: Op, constants: Constants) -> OpRule:
 
 
 def _scaled(local: LocalOp, name: str, position: int, unit: int) -> int:
-    """Where the global `position`, a multiple of `unit` if the factor is split, lies locally."""
+    """Convert the global `position`, a multiple of `unit` if the factor is split, to a local
+    one."""
     if not local.is_split(name):
         return position
     return position // unit * local.local_size(name)

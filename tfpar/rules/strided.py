@@ -21,7 +21,8 @@ from tfpar.rules.rule import OpRule, make_rule
 
 @dataclasses.dataclass(frozen=True)
 class _Cut:
-    """What an entry of the slice takes of a dim of length n that may be split all the same.
+    """Part of a dim of length n that an entry of the slice takes, and that may be split all the
+    same.
 
     One of three: `[begin, end)`, multiples of `unit` (split inside each piece of that length);
     every `step`-th entry from `begin` on (split between groups of `step` neighbours);

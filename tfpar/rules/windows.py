@@ -23,13 +23,13 @@ PADDINGS = "tfpar_paddings"
 
 
 def text_attr(op: Op, name: str, default: str = "") -> str:
-    """A text attribute of `op`."""
+    """Return a text attribute of `op`."""
     value = op.attrs.get(name, default)
     return value.decode() if isinstance(value, bytes) else value
 
 
 def data_format(op: Op, default: str = "NHWC") -> str:
-    """The op's `data_format` attribute as text."""
+    """Return the op's `data_format` attribute as text."""
     return text_attr(op, "data_format", default)
 
 
@@ -57,13 +57,13 @@ def spatial_dims(op: Op, rank: int) -> range:
 
 
 def spatial_factors(rank: int) -> list[str]:
-    """Names of the spatial dims of an image of `rank`: h and w, w alone, or d, h and w."""
+    """Name the spatial dims of an image of `rank`: h and w, w alone, or d, h and w."""
     return list(_FACTORS[len(_FACTORS) - (rank - 2) :])
 
 
 @dataclasses.dataclass(frozen=True)
 class SlidingWindow:
-    """How windows lie along one spatial dim.
+    """Geometry of windows along one spatial dim.
 
     Attributes:
         factor: the name of the dim in notation.
@@ -138,7 +138,7 @@ def windows_of(
     strides: Sequence[int],
     halos: bool = True,
 ) -> Windows:
-    """The windows of `op`.
+    """Return the windows of `op`.
 
     Args:
         sizes: of a window along the spatial dims.

@@ -10,9 +10,9 @@ microbatches, which all of them wait for. Here that sum stays within each microb
 
 What is made of such a statistic once a step is averaged over microbatches, each weighted by its
 samples: the new value of a running average, the gradient of a weight. Sums of gradients that lead
-back to a statistic are scaled alike. With n of N samples in a microbatch, what is read of a sum s
-is (N / n) s, and its average with weight n / N is s again: what is linear in the sums is as it was,
-and the gradients are those of the loss with these statistics.
+back to a statistic are scaled in the same way. With n of N samples in a microbatch, what is read of
+a sum s is (N / n) s, and its average with weight n / N is s again: what is linear in the sums is as
+it was, and the gradients are those of the loss with these statistics.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def batch_statistics(program: LocalProgram, roles: Roles) -> BatchStatistics:
 
 
 def statistics_of(laid: PartitionedGraph, roles: Roles) -> BatchStatistics:
-    """The same by the ops of a step on a mesh whose last axis are microbatches: those that make the
-    sums, and those of which something runs for each microbatch."""
+    """Find the batch statistics by the ops of a step on a mesh whose last axis are microbatches:
+    those that make the sums, and those of which something runs for each microbatch."""
     program = build_local_program(laid)
     found, origins = batch_statistics(program, roles), program.origins
     return BatchStatistics(
@@ -69,7 +69,7 @@ class StatisticsSearch:
         self._roles = roles
 
     def found(self) -> BatchStatistics:
-        """The statistics, and what leads back to them."""
+        """Return the statistics, and what leads back to them."""
         joins = [op for op in self.program.graph.ops if self._is_sum(op) and self._joins(op)]
         scopes: set[str] = set()
         sums: set[Op] = set()
@@ -100,7 +100,7 @@ class StatisticsSearch:
             sums |= more
 
     def phase(self, op: Op) -> int:
-        """The phase of what an op was written for; FORWARD of what was written for none."""
+        """Return the phase of what an op was written for; FORWARD of what was written for none."""
         origin = self.program.origins.get(op)
         return FORWARD if origin is None else self._roles.phase.get(origin, FORWARD)
 
@@ -126,8 +126,8 @@ class StatisticsSearch:
         return is_made_in_rounds(op, self.axis, self.exact)
 
     def _after(self, op: Op) -> Iterator[Op]:
-        """What reads of `op`, itself or by what runs once a step; not further than an op that runs
-        for each microbatch, or ends it."""
+        """Yield the readers of `op`, direct or through ops that run once a step; not further than
+        an op that runs for each microbatch, or ends it."""
         seen: set[Op] = set()
         waiting = [op]
         while waiting:
@@ -171,7 +171,7 @@ class StatisticsSearch:
         return False
 
     def _trained(self) -> set[Op]:
-        """What depends on a variable."""
+        """Return the ops that depend on a variable."""
         handles = self.program.graph.variable_of()
         found: set[Op] = set()
         for op in self.program.graph.ops:
@@ -180,7 +180,7 @@ class StatisticsSearch:
         return found
 
     def _each(self, sums: set[Op]) -> set[Op]:
-        """What runs for each microbatch if these sums stay within it."""
+        """Return the ops that run for each microbatch if these sums stay within it."""
         found: set[Op] = set()
         for op in self.program.graph.ops:
             if self.is_each(op) or (

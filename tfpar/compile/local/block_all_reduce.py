@@ -46,7 +46,7 @@ def _can_be(op: Op, dtypes: Collection[str]) -> bool:
 
 
 def _summed(build: GraphBuilder, op: Op, mesh: Mesh) -> list[Tensor]:
-    """What `op` gives."""
+    """Emit the sums that the all-reduce `op` gives, as a reduce-scatter and an all-gather."""
     build.name, axes = f"{op.name}/blocks", op.attrs["axes"]
     ranks, dtype = mesh.group_size(axes), op.inputs[0].dtype
     sizes = [math.prod(t.shape) for t in op.inputs]

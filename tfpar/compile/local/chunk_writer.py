@@ -1,4 +1,4 @@
-"""Writing a program with chunks as one for ranks: what runs once, and what once for each chunk."""
+"""Writer of a program with chunks for ranks: some ops run once, others once for each chunk."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ChunkWriter(RankLocalAxis):
         """Emit what `op` of the program becomes.
 
         Raises:
-            CannotRepeat: it must not run once for each chunk.
+            NotRepeatableError: it must not run once for each chunk.
         """
         self.build.name = op.name
         if op.type == "Placeholder":

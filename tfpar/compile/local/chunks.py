@@ -33,11 +33,12 @@ from tfpar.propagation.partitioned_graph import Anchors, PartitionedGraph
 from tfpar.spec import Mesh, Replicate, Shard
 
 CHUNKS = (1, 2, 4)
-"""How many there may be: more are too small to compute and to send efficiently (ATP §4.1)."""
+"""Numbers of chunks that there may be: more are too small to compute and to send efficiently (ATP
+§4.1)."""
 
 
 def with_chunks(mesh: Mesh, chunks: int) -> Mesh:
-    """`mesh` with the axis of the chunks behind its own."""
+    """Return `mesh` with the axis of the chunks behind its own."""
     name = "chunk"
     while name in mesh.axis_names:
         name += "_"
@@ -45,16 +46,16 @@ def with_chunks(mesh: Mesh, chunks: int) -> Mesh:
 
 
 def build_chunked_program(laid: PartitionedGraph) -> LocalProgram:
-    """The program of a step whose batch is in chunks.
+    """Build the program of a step whose batch is in chunks.
 
-    Variables lie as without, and inputs are fed alike. A loop or branch whose body has an effect
+    Variables and inputs have the same specs as without. A loop or branch whose body has an effect
     cannot run on chunks: its effect would come more than once.
 
     Args:
         laid: the step with the axis of the chunks (`split_batch`).
 
     Raises:
-        CannotRepeat: names the op.
+        NotRepeatableError: names the op.
     """
     return run_chunks(build_local_program(laid))
 
@@ -62,7 +63,8 @@ def build_chunked_program(laid: PartitionedGraph) -> LocalProgram:
 def split_batch(
     partitioned: PartitionedGraph, anchors: Anchors, batched: Collection[Tensor], parts: int
 ) -> PartitionedGraph:
-    """The same step on the mesh with an axis of so many parts of a rank's batch behind its own.
+    """Return the same step on the mesh with an axis of so many parts of a rank's batch behind its
+    own.
 
     Args:
         partitioned: the step in one piece, from `anchors`.
@@ -77,7 +79,8 @@ def split_batch(
 def chunked_anchors(
     partitioned: PartitionedGraph, anchors: Anchors, batched: Collection[Tensor]
 ) -> Anchors:
-    """What propagation with chunks starts from: variables as they lie, `batched` inputs cut.
+    """Return the anchors of propagation with chunks: variables as they are placed, `batched` inputs
+    cut.
 
     Args:
         partitioned: the same step without chunks, from `anchors`.
@@ -95,10 +98,10 @@ def chunked_anchors(
 
 
 def run_chunks(program: LocalProgram) -> LocalProgram:
-    """The program for the mesh without its last axis, whose ranks are chunks within a rank.
+    """Return the program for the mesh without its last axis, whose ranks are chunks within a rank.
 
     Raises:
-        CannotRepeat: names an op that must not run once for each chunk.
+        NotRepeatableError: names an op that must not run once for each chunk.
     """
     sum_before_scattering(program.graph, (program.mesh.num_axes - 1,))
     writer = ChunkWriter(program)

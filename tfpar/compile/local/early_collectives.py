@@ -58,7 +58,7 @@ def start_collectives_early(graph: Graph) -> Graph:
 
 
 def _viewed(tensor: Tensor) -> Tensor:
-    """What `tensor` is a view of, or a cast."""
+    """Return the tensor of which `tensor` is a view or a cast."""
     return origin(tensor, _SHOWN)
 
 

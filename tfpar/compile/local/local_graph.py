@@ -35,14 +35,14 @@ them through all passes, so that their order can be compared with that of the st
 
 
 class StagePass(NamedTuple):
-    """Where and when an op of a step in stages runs: at which stage, and in which of its passes."""
+    """Stage at which an op of a pipeline runs, and pass of that stage."""
 
     stage: int
     backward: bool = False
 
 
 class LocalLayout(NamedTuple):
-    """How a local tensor lies: the shape of the whole, and its spec."""
+    """Layout of a local tensor: the shape of the whole, and its spec."""
 
     shape: Shape
     spec: Spec
@@ -83,12 +83,13 @@ class LocalProgram:
     shapes: dict[Tensor, Sequence[Shape]] = dataclasses.field(default_factory=dict)
 
     def shape_on(self, rank: int, tensor: Tensor) -> Shape:
-        """The shape of a local tensor on `rank`."""
+        """Return the shape of a local tensor on `rank`."""
         each = self.shapes.get(tensor)
         return tensor.shape if each is None else each[rank]
 
     def graphs(self) -> list[Graph]:
-        """All graphs in which ranks may meet: that of the program, and those of its tasks."""
+        """Return all graphs in which ranks may meet: that of the program, and those of its
+        tasks."""
         bodies = dict.fromkeys(op.attrs["body"] for op in self.graph.ops if op.type == TASK)
         return [self.graph, *(self.graph.functions[body] for body in bodies)]
 

@@ -1,6 +1,6 @@
-"""When each op of a program runs whose last mesh axis are microbatches, one behind the other.
+"""Rounds of a program over its microbatches, which are its last mesh axis: the order of its ops.
 
-Propagation has said of every tensor how it lies along that axis, and the rewriter has written what
+Propagation has decided the spec of every tensor along that axis, and the rewriter has written what
 follows. Here it is read off the program:
 
     x = Placeholder            cut along the axis      is fed in blocks, one for each microbatch
@@ -58,7 +58,7 @@ class MicrobatchRounds:
         return max(map(_round, self.sweep_of.values()), default=0)
 
     def of(self, number: int) -> list[Op]:
-        """The ops that run for each microbatch in a round, from 1."""
+        """Return the ops that run for each microbatch in a round, from 1."""
         return [op for op, sweep in self.sweep_of.items() if _round(sweep) == number]
 
 
@@ -73,13 +73,13 @@ def _round(sweep: int) -> int:
 
 
 def schedule_rounds(program: LocalProgram, repetition: Repetition) -> MicrobatchRounds:
-    """The rounds of `program`.
+    """Return the rounds of `program`.
 
     Args:
         repetition: what is known of its ops when they run more than once.
 
     Raises:
-        CannotRepeat: names an op with an effect that would come once for each microbatch.
+        NotRepeatableError: names an op with an effect that would come once for each microbatch.
     """
     differing = differing_ops(program, repetition)
     placed = _placed(program, differing, {})
@@ -88,7 +88,7 @@ def schedule_rounds(program: LocalProgram, repetition: Repetition) -> Microbatch
 
 
 def differing_ops(program: LocalProgram, repetition: Repetition) -> set[Op]:
-    """The ops that make another tensor for each microbatch."""
+    """Return the ops that make another tensor for each microbatch."""
     graph, axis = program.graph, program.mesh.num_axes - 1
     cut = {
         tensor

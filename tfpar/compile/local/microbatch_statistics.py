@@ -1,5 +1,5 @@
-"""Has normalisations take the statistics of one microbatch; which these are says
-`compile.local.batch_statistics`."""
+"""Rewrite of normalisations to the statistics of one microbatch, which
+`compile.local.batch_statistics` finds."""
 
 from __future__ import annotations
 
@@ -69,13 +69,14 @@ class _Writer:
         graph.ops = sort_topologically([op for op in graph.ops if op not in unread])
 
     def _read(self, tensor: Tensor, is_each: bool) -> Tensor:
-        """What an op reads of a tensor, for each microbatch or once for all."""
+        """Return the tensor that an op reads in place of `tensor`, for each microbatch or once for
+        all."""
         if tensor.op in self._found.sums:
             return self._part(tensor) if is_each else tensor
         return self._average(tensor) if tensor.op in self._found.each and not is_each else tensor
 
     def _part(self, tensor: Tensor) -> Tensor:
-        """What the sum would be if all of the batch were as the microbatch is."""
+        """Return the sum as it would be if all of the batch were as the microbatch is."""
         if tensor not in self._parts:
             op, first = tensor.op, self._begin(tensor)
             (part,) = op.inputs
@@ -102,7 +103,7 @@ class _Writer:
         return self._averages[tensor]
 
     def _unbiasing(self, op: Op) -> Tensor:
-        """What makes a variance over the samples of a microbatch unbiased."""
+        """Emit the factor that makes a variance over the samples of a microbatch unbiased."""
         self.build.name = f"{op.name}/of_microbatch"
         dtype = op.inputs[1].dtype
         factors = [unbiasing(op.attrs[NUM_AVERAGED] * share) for share in self._share]
@@ -118,7 +119,7 @@ class _Writer:
         return len(self.program.graph.ops)
 
     def _end(self, op: Op, first: int) -> None:
-        """What has been emitted runs where and for what `op` does."""
+        """Copy the origin and the stage pass of `op` to the ops emitted since index `first`."""
         program = self.program
         for emitted in program.graph.ops[first:]:
             program.origins[emitted] = program.origins[op]
@@ -127,8 +128,8 @@ class _Writer:
 
 
 def shares_of(program: LocalProgram) -> list[float]:
-    """By rank of the mesh, the part of the batch's samples that its microbatch has, of all ranks
-    together.
+    """Return by rank of the mesh the part of the batch's samples that its microbatch has, of all
+    ranks together.
 
     A last microbatch may have fewer than others, or none.
     """

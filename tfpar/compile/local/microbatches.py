@@ -1,6 +1,6 @@
 """Microbatches: a rank computes its part of the batch in pieces, and holds the activations of one.
 
-A microbatch is a rank along one more mesh axis that lies within a rank, as a chunk is
+A microbatch is a rank along one more mesh axis within a rank, as a chunk is
 (`compile.local.chunks`), but run as a function that is called once for each: the program does not
 grow with their number, and what one call computed is gone before the next begins. What they are
 summed over, as the gradients of weights, is added up from call to call and exists once:
@@ -9,9 +9,9 @@ summed over, as the gradients of weights, is added up from call to call and exis
     for each microbatch: sums = task(block of the batch, weights, sums)
     all-reduce the sums over ranks; update            (once)
 
-That is gradient accumulation, with the numbers of the whole batch: propagation has settled how
-losses, masks, draws and padding lie along the axis. `compile.local.microbatch_rounds` says what
-runs when.
+That is gradient accumulation, with the numbers of the whole batch: propagation has decided how
+losses, masks, draws and padding are split along the axis. The order of ops is that of
+`compile.local.microbatch_rounds`.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def build_microbatched_program(
     stages: PipelineLowering | None = None,
     statistics: Roles | None = None,
 ) -> LocalProgram:
-    """The program of a step whose batch is in microbatches.
+    """Build the program of a step whose batch is in microbatches.
 
-    Variables lie as without, and inputs are fed alike.
+    Variables and inputs have the same specs as without.
 
     Args:
         laid: the step with the axis of the microbatches (`chunks.split_batch`).
@@ -53,7 +53,7 @@ def build_microbatched_program(
             microbatch (`compile.local.microbatch_statistics`); None: those of the whole batch.
 
     Raises:
-        CannotRepeat: names an op whose effect would come once for each microbatch.
+        NotRepeatableError: names an op whose effect would come once for each microbatch.
         TfparError: what is made of statistics cannot be averaged over microbatches.
     """
     program = write_in_stages(laid, stages) if stages else build_local_program(laid)
@@ -68,7 +68,8 @@ def build_microbatched_program(
 def run_microbatches(
     program: LocalProgram, schedule: Schedule | None = None, recompute: bool = False
 ) -> LocalProgram:
-    """The program for the mesh without its last axis, whose ranks are microbatches within a rank.
+    """Return the program for the mesh without its last axis, whose ranks are microbatches within a
+    rank.
 
     Args:
         schedule: of a program in stages; by default it has one.
@@ -76,7 +77,7 @@ def run_microbatches(
             what that read.
 
     Raises:
-        CannotRepeat: names an op with an effect that would come once for each microbatch.
+        NotRepeatableError: names an op with an effect that would come once for each microbatch.
     """
     sum_before_scattering(program.graph, (program.mesh.num_axes - 1,))
     schedule = schedule or generate("1f1b", 1, program.mesh.shape[-1])
@@ -104,7 +105,8 @@ class _Writer(RankLocalAxis):
         self._returned = set(program.graph.outputs)
 
     def combined(self, tensor: Tensor, reduction: str) -> Tensor:
-        """What has been added up from call to call, where it was."""
+        """Return the value that was accumulated from call to call, if it was; else combine the
+        parts."""
         summed = self._sums.get((tensor, reduction))
         return super().combined(tensor, reduction) if summed is None else summed
 
@@ -137,7 +139,7 @@ class _Writer(RankLocalAxis):
         self._place(first, self.program.places.get(op))
 
     def _place(self, first: int, place: StagePass | None) -> None:
-        """What has been emitted from the op at `first` on runs at `place`."""
+        """Assign the ops emitted from `first` on to `place`."""
         if place is not None:
             emitted = (op for op in self.build.graph.ops[first:] if op.type not in CONSTANTS)
             self.places.update(dict.fromkeys(emitted, place))
@@ -199,7 +201,7 @@ class _Writer(RankLocalAxis):
         return bodies
 
     def _again(self, cut: RoundTasks, key: TaskKey) -> list[Op]:
-        """What a backward pass runs again of the forward pass of its stage, to read it."""
+        """Return the forward ops of its stage that a backward pass runs again, to read them."""
         if not self._recompute or key.kind == "F":
             return []
         read = {t.op for op in cut.members[key] for t in op.inputs}
@@ -215,12 +217,14 @@ class _Writer(RankLocalAxis):
         return self.meets(op) and op.type in ("AllReduce", "ReduceScatter") and tensor.is_static
 
     def _awaited(self, ops: Sequence[Op], before: Op | None) -> list[Op]:
-        """What a call of `ops` waits for: that `before` it on its ranks, and all they wait for."""
+        """Return the ops that a call of `ops` waits for: that `before` it on its ranks, and all
+        they wait for."""
         outside = dict.fromkeys(c for op in ops for c in op.control if c in self.rounds.once)
         return [*([before] if before else []), *self._ran(outside)]
 
     def _ran(self, ops: Iterable[Op]) -> list[Op]:
-        """What ends last of all that runs `ops` of the program."""
+        """Return the last op that runs each of `ops` of the program, and those that run it
+        again."""
         return list(
             dict.fromkeys(o for op in ops for o in (self.ops[op][-1], *self._repeats.get(op, ())))
         )
@@ -252,7 +256,7 @@ class _Writer(RankLocalAxis):
         return StagePass(task.stage, task.kind != "F") if self.program.places else None
 
     def _start(self, summed: tuple[Tensor, str]) -> Tensor:
-        """What a sum begins with."""
+        """Emit the initial value of a sum."""
         tensor, reduction = summed
         dtype = sum_dtype(operand_of(tensor))
         self.build.name = f"{tensor.op.name}/sum"

@@ -99,7 +99,7 @@ def _merged(members: list[Op]) -> Op:
 
 
 def payload(op: Op) -> int:
-    """Bytes that a collective moves, as `propagation.reshard.step_bytes` counts them.
+    """Return the bytes that a collective moves, as `propagation.reshard.step_bytes` counts them.
 
     Of a transfer: those of the tensor, at either end.
     """

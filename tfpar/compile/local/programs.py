@@ -1,7 +1,8 @@
-"""What a job runs: a local program for each group of ranks.
+"""Programs of a job: a local program for each group of ranks.
 
-A step that all ranks run alike is one group. Where parts of a step have ranks of their own, each
-part is a program, and what one needs of another is sent (`compile.local.transfers`).
+The ranks of a step that all of them run in the same way are one group. Where stages of a step have
+ranks of their own, each is a program, and what one needs of another is sent
+(`compile.local.transfers`).
 """
 
 from __future__ import annotations
@@ -55,14 +56,14 @@ class ProgramSet:
 
     @classmethod
     def of(cls, program: LocalProgram) -> ProgramSet:
-        """`program` on all ranks."""
+        """Return `program` on all ranks."""
         return cls({tuple(range(program.mesh.size)): program})
 
     def __str__(self) -> str:
         return "\n\n".join(map(str, self.programs.values()))
 
     def group_of(self, rank: int) -> Group:
-        """The group that `rank` is in.
+        """Return the group that `rank` is in.
 
         Raises:
             TfparError: in none that is known.
@@ -74,11 +75,11 @@ class ProgramSet:
         raise TfparError(f"Rank {rank} runs no program; there are some for the ranks {known}.")
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """The stages that `rank` runs; none where the step has one."""
+        """Return the stages that `rank` runs; none where the step has one."""
         return self.stages.get(self.group_of(rank), ())
 
     def channels(self) -> list[Channel]:
-        """What goes between ranks by `Send` and `Recv`.
+        """Match what ranks send with what they receive, by `Send` and `Recv`.
 
         Raises:
             RuntimeMismatchError: names the first transfer of which one end is missing, or is
@@ -91,7 +92,7 @@ class ProgramSet:
         return match_channels(sends, receives)
 
     def in_order(self) -> Iterator[tuple[Group, Op]]:
-        """The ops of all programs, each `Recv` behind those that send what it gets.
+        """Return the ops of all programs, each `Recv` behind those that send what it gets.
 
         Raises:
             TfparError: programs wait for each other.

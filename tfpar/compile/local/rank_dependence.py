@@ -1,4 +1,4 @@
-"""Along which axes of the mesh the ranks of a program compute different things.
+"""Rank dependence: the mesh axes along which the ranks of a program compute different things.
 
 Where all ranks are in one memory, what they would all compute is computed once, and a variable that
 several hold is stored and updated once. So whoever puts several ops into one, as regions of XLA
@@ -28,7 +28,7 @@ _MADE_ALIKE = ("AllReduce", "AllGather", "Broadcast")
 
 
 def find_rank_dependent_axes(program: LocalProgram) -> dict[Op, Axes]:
-    """For each op of the program's graph, the axes along which ranks differ in it, or may."""
+    """Find for each op of the program's graph the axes along which ranks differ in it, or may."""
     graph, mesh = program.graph, program.mesh
     every = frozenset(a for a, size in enumerate(mesh.shape) if size > 1)
     apart = find_body_inputs(graph)
@@ -58,7 +58,8 @@ def _is_each_ranks_own(graph: Graph, op: Op) -> bool:
 
 
 def _axes(op: Op, found: Mapping[Op, Axes]) -> Axes:
-    """Where ranks differ in an op, given where they do in what it reads."""
+    """Return the mesh axes along which ranks differ in an op, given those of the ops that it
+    reads."""
     read = op.inputs
     if op.type not in VARIABLE_READS | REGIONS:
         # What ranks share they give the same value, even where each has computed it.
@@ -71,7 +72,7 @@ def _axes(op: Op, found: Mapping[Op, Axes]) -> Axes:
 
 
 def find_body_inputs(graph: Graph) -> set[Tensor]:
-    """What loops, branches, calls and tasks take, but regions that ranks may share.
+    """Find the inputs of loops, branches, calls and tasks, but not of regions that ranks may share.
 
     Variables among it stay with each rank.
     """

@@ -1,4 +1,4 @@
-"""One more mesh axis that lies within a rank: its parts are chunks, or microbatches.
+"""Mesh axis within a rank, beside those of the mesh: its parts are chunks, or microbatches.
 
 A program written for a mesh with that axis becomes one for the ranks themselves. What is fed is
 cut into blocks; what crosses the axis is arithmetic; and whoever uses this decides how the ops
@@ -49,7 +49,7 @@ class NotRepeatableError(Exception):
 
 
 class Repetition:
-    """What is known of the ops of a program when they run more than once.
+    """Properties of the ops of a program that matter when they run more than once.
 
     Args:
         program: its last mesh axis are the parts.
@@ -105,7 +105,7 @@ class RankLocalAxis:
         return op.type in COLLECTIVE_TYPES and self.mesh.num_axes in op.attrs["axes"]
 
     def finish(self, effects: Sequence[Op]) -> LocalProgram:
-        """The program of what has been written; `effects` are to run all the same."""
+        """Return the program that has been written; `effects` are to run all the same."""
         old, graph = self.program, self.build.graph
         graph.inputs = [self.wholes[t] for t in old.graph.inputs]
         graph.variables = [
@@ -126,7 +126,7 @@ class RankLocalAxis:
     # --- sources -----------------------------------------------------------------
 
     def write_source(self, op: Op) -> None:
-        """A variable's handle, or an input: whole for the rank, and cut for the parts."""
+        """Write a variable's handle, or an input: whole for the rank, and cut for the parts."""
         (tensor,) = op.outputs
         variable = self._variables.get(tensor)
         shape, cut = tensor.shape, None
@@ -168,7 +168,7 @@ class RankLocalAxis:
     # --- what crosses the axis ------------------------------------------------
 
     def write_crossing(self, op: Op) -> None:
-        """A collective among parts, and ranks: the rank's share of it is arithmetic."""
+        """Write a collective among parts, and ranks: the rank's share of it is arithmetic."""
         axes = tuple(a for a in op.attrs["axes"] if a != self.mesh.num_axes)
         within: Callable[[Op, Tensor], Sequence[Tensor]] = getattr(self, _WITHIN[op.type])
         made = [within(op, tensor) for tensor in op.inputs]
@@ -187,7 +187,7 @@ class RankLocalAxis:
         return [self.build.cast(combined, tensor.dtype)] * self.parts
 
     def combined(self, tensor: Tensor, reduction: str) -> Tensor:
-        """What the parts of `tensor` come to, in the precision in which they were computed."""
+        """Combine the parts of `tensor`, in the precision in which they were computed."""
         parts = self.tensors[tensor]
         if all(map(is_narrowed, parts)):  # for the wire, not for the sum
             parts = [part.op.inputs[0] for part in parts]

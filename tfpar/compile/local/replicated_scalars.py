@@ -1,9 +1,10 @@
-"""Scalars that every set of ranks of a pipeline keeps for itself: step counters, metrics, the like.
+"""Replicated scalars of a pipeline: variables such as step counters and metrics, of which each
+actor has a copy.
 
-Such a variable is written on every set of ranks, always with one value: each runs the assignments,
-and is sent what they assign unless it can compute that of what it has (a step counter plus one). So
-no rank needs another to read it, within the step or outside, where a callback may do so on one rank
-alone. What belongs to one set of ranks are weights, and whatever else is no scalar.
+Every actor runs all assignments, so the copies stay equal. An actor receives the assigned value
+unless it can compute it from its own tensors (a step counter plus one). Reading a copy needs no
+communication, in the step or in a callback on one rank. Weights and variables that are not scalars
+belong to one actor.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ _READ = "ReadVariableOp"
 
 
 def find_replicated_scalars(program: LocalProgram) -> dict[Tensor, list[Op]]:
-    """The handles of such variables of a whole step, each with the ops that read or write it.
+    """Find the handles of the replicated scalars of a whole step, each with the ops that read or
+    write it.
 
     They are no weights, and are read and assigned as a whole, between tasks.
     """
@@ -44,7 +46,7 @@ def can_be_computed(tensor: Tensor, there: Collection[Tensor] | Mapping[Tensor, 
     """Whether a scalar can be computed, by ops without effects, of constants and what is there.
 
     Args:
-        there: tensors of the whole step that a set of ranks has.
+        there: tensors of the whole step that an actor has.
     """
     waiting, seen = [tensor], {tensor}
     while waiting:
@@ -69,7 +71,8 @@ def _computes_scalars(op: Op) -> bool:
 def remove_dead_reads(
     ops: list[Op], kept: Collection[Tensor], read: Collection[Tensor]
 ) -> list[Op]:
-    """`ops` without reads of `kept` variables that nobody asks for; others wait for what those did.
+    """Remove from `ops` the reads of `kept` variables that nobody asks for; others wait for what
+    those did.
 
     Args:
         kept: handles.

@@ -1,4 +1,4 @@
-"""Emitting a reshard step: local slices, and collectives on plainly laid out dims.
+"""Emitting a reshard step: local slices, and collectives on contiguous dims.
 
 Strides and padding are undone by reshapes around the collective, so that a backend
 only ever sees contiguous, equal blocks along one dimension.

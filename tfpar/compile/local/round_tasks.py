@@ -1,4 +1,4 @@
-"""Which task runs which op of a round, and in which order the calls come.
+"""Assignment of the ops of a round to tasks, and the order of their calls.
 
 The ops that run for each microbatch on the way up through a stage are its F, those on the way down
 its B (`compile.local.microbatch_rounds`). Where the schedule has the halves of B: what only sums
@@ -93,7 +93,7 @@ class RoundTasks:
         )
 
     def in_order(self, reads: Mapping[TaskKey, Sequence[Tensor]]) -> Iterator[Task]:
-        """The tasks of all microbatches, each behind those whose tensors it reads.
+        """Yield the tasks of all microbatches, each behind those whose tensors it reads.
 
         Args:
             reads: the tensors that each task is given.

@@ -1,4 +1,4 @@
-"""What several ranks of a stage hold alike goes to the next stage in slices.
+"""Scatter/gather transfers: a tensor that is replicated in its stage goes to the next in slices.
 
     stage 0, ranks 0 and 1                  stage 1, ranks 2 and 3
     h, the same on both
@@ -31,9 +31,9 @@ class Slicing(Protocol):
     def axes(
         self, spec: Spec, parts: Sequence[Sequence[int]], num_bytes: int, source: int, target: int
     ) -> tuple[int, ...]:
-        """The mesh axes whose ranks each send a slice of a tensor; none where it goes whole.
+        """Return the mesh axes whose ranks each send a slice of a tensor; none where it goes whole.
 
-        Their ranks hold it alike, and make up a divisor of the number of its entries.
+        It is replicated on their ranks, whose number divides that of its entries.
 
         Args:
             spec: of the tensor; what lies behind the axes of ranks are microbatches.
@@ -116,7 +116,7 @@ class _Writer:
         self._places.update(dict.fromkeys(emitted, place))
 
     def _slice(self, tensor: Tensor, axes: tuple[int, ...]) -> Tensor:
-        """Of a tensor that ranks along `axes` hold alike, the slice of each, flat."""
+        """Emit the slice of each rank of a tensor that is replicated along `axes`, flat."""
         size = tensor.num_elements // self._mesh.group_size(axes)
         begins = [np.zeros(1, np.int32)] * self._mesh.size
         for group in self._mesh.groups(axes):

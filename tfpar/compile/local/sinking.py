@@ -1,4 +1,4 @@
-"""Ops of a step in stages that run where they are read: less is sent then.
+"""Sinking of ops into the stages that read them, so that stages send less.
 
 parts of inputs    each stage is fed inputs itself, and takes of them what it reads
 all-gathers        parts are sent, and gathered there
@@ -13,7 +13,7 @@ from tfpar.ir.graph import Op
 
 
 def earliest(places: Iterable[StagePass]) -> StagePass:
-    """The one of several places of the same ranks that a microbatch comes to first."""
+    """Return the one of several places of the same ranks that a microbatch comes to first."""
     found = [*places]
     return min((place for place in found if not place.backward), default=max(found))
 

@@ -1,14 +1,14 @@
-"""A step in stages: the program of each set of ranks, and what these send each other.
+"""Split of a step into stages: the program of each actor, and the tensors that actors send each
+other.
 
     stage 0    h = MatMul(x, a)         ->    rank 0, 1    h = MatMul(x, a); Send(h)
     stage 1    y = MatMul(h, b)               rank 2, 3    h = Recv();  y = MatMul(h, b)
 
-The whole step is written first, for one set of ranks as if it ran all stages; every op has its
-place. Here each set of ranks gets the ops of its stages. A tensor is sent once to each set that
-reads it, rank to rank. What costs nothing is made where it is read: constants, and the parts of
-what is fed. So is what cannot be sent: strings, and what has no known shape. A scalar that is no
-weight, such as a step counter, every set of ranks keeps for itself
-(`compile.local.replicated_scalars`).
+The whole step is written first, for one actor as if it ran all stages; every op has its place.
+Here each actor gets the ops of its stages. A tensor is sent once to each actor that reads it, rank
+to rank. What costs nothing is made where it is read: constants, and the parts of what is fed. So is
+what cannot be sent: strings, and what has no known shape. Of a scalar that is no weight, such as a
+step counter, every actor has a copy (`compile.local.replicated_scalars`).
 
 A rank asks for a tensor as it turns to the task that comes `RECEIVE_AHEAD` before the one that
 reads it (`pipeline.graph`).
@@ -44,11 +44,11 @@ from tfpar.spec import TfparError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PipelineLowering:
-    """How a step runs in stages.
+    """Lowering of a step to a pipeline: the stage of each op, and the schedule.
 
     Attributes:
         places: of all ops of the step.
-        schedule: in which order each set of ranks (actor) runs the tasks of its stages.
+        schedule: the order in which each actor runs the tasks of its stages.
         recompute: the backward pass of a stage runs its forward pass again.
         slicing: what is sent in slices; None: nothing.
         ranks: of the job, actor by actor; by default in their order.
@@ -64,9 +64,9 @@ class PipelineLowering:
 def split_stages(
     program: LocalProgram, schedule: Schedule, ranks: Sequence[int] = ()
 ) -> ProgramSet:
-    """The program of each actor, which has as many ranks of the job as the mesh.
+    """Return the program of each actor, which has as many ranks of the job as the mesh.
 
-    All of them are fed alike, and give what the step gives.
+    All of them get the same inputs, and give what the step gives.
 
     Args:
         program: of the whole step; its ops have places.
@@ -87,7 +87,7 @@ def split_stages(
 
 
 def write_in_stages(partitioned: PartitionedGraph, step: PipelineLowering) -> LocalProgram:
-    """The program of a whole step whose ops have places, as if one set of ranks ran all of it."""
+    """Return the program of a whole step whose ops have places, as if one actor ran all of it."""
     program = build_local_program(partitioned, step.places)
     sink_input_slices(program)
     sink_all_gathers(program)
@@ -101,7 +101,7 @@ def send_in_slices(program: LocalProgram, step: PipelineLowering) -> None:
 
 
 class _Actor:
-    """The program of one set of ranks, as it is written."""
+    """Program of one actor, as it is written."""
 
     def __init__(self, program: LocalProgram, group: Group) -> None:
         self.program = program
@@ -140,7 +140,7 @@ class _Actor:
             self.shapes[own] = self.program.shapes[tensor]
 
     def awaited(self) -> list[Op]:
-        """What has to end before a tensor is asked for that the next op reads."""
+        """Return the calls that must have ended before the next op's tensors are received."""
         return self.calls[-1 - RECEIVE_AHEAD : -RECEIVE_AHEAD]
 
     def finish(self, kept: Iterable[Tensor]) -> LocalProgram:

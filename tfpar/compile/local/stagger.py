@@ -56,7 +56,7 @@ def stagger_chunks(graph: Graph, runs_for: Mapping[Op, frozenset[int]], chunks: 
 
 
 def _intervals(graph: Graph, here: Mapping[Op, frozenset[int]]) -> dict[Op, int]:
-    """How many collectives, and other meetings of chunks, each op comes after."""
+    """Count the collectives, and other meetings of chunks, that precede each op."""
     intervals: dict[Op, int] = {}
     for op in graph.ops:
         intervals[op] = max(

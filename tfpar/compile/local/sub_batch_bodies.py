@@ -28,7 +28,7 @@ class SubBatchBodies:
         self._rank = rank
 
     def of(self, op: Op) -> list[Graph]:
-        """The bodies that `op` names."""
+        """Return the bodies that `op` names."""
         return [body for _, body in walk_functions(Graph(functions=self._functions), op)]
 
     def differ(self, op: Op) -> bool:
@@ -40,7 +40,7 @@ class SubBatchBodies:
         )
 
     def attrs(self, op: Op, part: int) -> dict[str, Any]:
-        """The attributes of `op` for a part, naming its bodies there."""
+        """Return the attributes of `op` for a part, naming its bodies there."""
         if not self.of(op):
             return op.attrs
         suffix = f"_part{part}" if part and self.differ(op) else ""
@@ -86,6 +86,7 @@ class SubBatchBodies:
 
 
 def constant_of_sub_batch(op: Op, part: int, parts: int) -> list[np.ndarray]:
-    """What a constant of ranks is for the ranks of the mesh, in one of their parts."""
+    """Return the values of a constant that differs by rank, for one part of each rank of the
+    mesh."""
     values: list[np.ndarray] = op.attrs["values"]
     return values[part::parts]

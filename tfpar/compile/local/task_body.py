@@ -33,7 +33,7 @@ class TaskBody:
 
     @property
     def carried(self) -> tuple[tuple[int, int], ...]:
-        """Where the sums are among the arguments, and among the results."""
+        """Positions of each sum, among the arguments and among the results."""
         first, made = len(self.read), len(self.made)
         return tuple((first + i, made + i) for i in range(len(self.sums)))
 
@@ -72,7 +72,7 @@ class TaskBody:
         self.sums.append(self.build.binary(COMBINE[reduction], so_far, operand))
 
     def finish(self, effects: Sequence[Op]) -> Graph:
-        """The function; `effects` of the program are to run all the same."""
+        """Return the function; `effects` of the program are to run all the same."""
         graph = self.build.graph
         graph.inputs += [t.op.inputs[0] for t in self.sums]
         graph.outputs = [*(self._tensors[t] for t in self.made), *self.sums]
@@ -81,11 +81,12 @@ class TaskBody:
 
 
 def operand_of(tensor: Tensor) -> Tensor:
-    """What is added up for `tensor`: as it was before it was narrowed to be carried."""
+    """Return the tensor that is added up for `tensor`: as it was before it was narrowed to be
+    carried."""
     return tensor.op.inputs[0] if is_narrowed(tensor) else tensor
 
 
 def sum_dtype(tensor: Tensor) -> str:
-    """The dtype of a sum: many terms in 16 bits would lose what one product's sum keeps."""
+    """Return the dtype of a sum: many terms in 16 bits would lose what one product's sum keeps."""
     short = is_floating(tensor.dtype) and itemsize(tensor.dtype) < 4
     return "float32" if short else tensor.dtype

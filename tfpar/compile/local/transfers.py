@@ -112,7 +112,8 @@ def recv(
 
 
 def channels_of(op: Op, ranks: Sequence[int]) -> list[Channel | None]:
-    """For each rank of its program, the channel of a `Send` or `Recv`; None where none is used.
+    """Return for each rank of its program the channel of a `Send` or `Recv`; None where none is
+    used.
 
     Args:
         ranks: of the job, which run the program.
@@ -126,7 +127,7 @@ def channels_of(op: Op, ranks: Sequence[int]) -> list[Channel | None]:
 
 
 def ends_of(program: LocalProgram, ranks: Sequence[int], op_type: str) -> list[ChannelEnd]:
-    """The ends of all channels at which the program of `ranks` has a `Send`, or a `Recv`."""
+    """Return the ends of all channels at which the program of `ranks` has a `Send`, or a `Recv`."""
     found = []
     for op in program.graph.ops:
         if op.type == op_type:
@@ -140,7 +141,7 @@ def ends_of(program: LocalProgram, ranks: Sequence[int], op_type: str) -> list[C
 
 
 def match_channels(sends: Sequence[ChannelEnd], receives: Sequence[ChannelEnd]) -> list[Channel]:
-    """The channels, in the order of `sends`, each with one `Send` and one `Recv` of one shape.
+    """Match channels, in the order of `sends`, each with one `Send` and one `Recv` of one shape.
 
     Raises:
         RuntimeMismatchError: names the first that has not.

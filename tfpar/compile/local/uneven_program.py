@@ -1,7 +1,8 @@
-"""One program of ranks whose shapes differ, from the programs that are written for each kind.
+"""Merge of the programs of all rank classes (ranks of equal shapes) into one program.
 
-All kinds run the same ops, which differ in constants alone: sizes, indices, offsets. Where they do,
-a constant becomes a `RankConst`. That of a task is made outside, and given to each of its calls.
+All classes run the same ops, which differ in constants alone: sizes, indices, offsets. Where they
+do, a constant becomes a `RankConst`. That of a task is made outside, and given to each of its
+calls.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def build_uneven_program(
     meshes: Sequence[UnevenMesh],
     write: Callable[[PartitionedGraph], LocalProgram],
 ) -> LocalProgram:
-    """The program of every rank, each with its share of the batch.
+    """Build the program of every rank, each with its share of the batch.
 
     Args:
         laid: on the even mesh; in parts, with their axis behind the others.
@@ -38,7 +39,7 @@ def build_uneven_program(
         write: gives the program of one kind of ranks.
 
     Raises:
-        CannotShare: the step cannot be cut so.
+        UnevenSplitError: the step cannot be cut so.
     """
     for mesh in meshes:
         try:
@@ -58,7 +59,7 @@ def _merged(programs: Sequence[LocalProgram]) -> LocalProgram:
             the result have the shapes of the one with the largest share. Programs are used up.
 
     Raises:
-        CannotShare: they differ in more than constants.
+        UnevenSplitError: they differ in more than constants.
     """
     meshes = [program.mesh for program in programs]
     mesh = meshes[0]
@@ -106,7 +107,7 @@ def _merge(
 
     Args:
         kind: of each rank, the position of its graph.
-        shapes: is told of the tensors whose shapes differ, and of these on each rank.
+        shapes: is filled with the tensors whose shapes differ, with the shape on each rank.
     """
     places = [_places(graph) for graph in graphs]
     ends = [[place[t] for t in g.outputs] for g, place in zip(graphs, places, strict=True)]
@@ -144,7 +145,7 @@ def _places(graph: Graph) -> dict[Tensor, tuple[int, int]]:
 
 
 def _values(op: Op, ranks: int) -> Sequence[np.ndarray]:
-    """What a constant is on each rank."""
+    """Return the value of a constant on each rank."""
     values: Sequence[np.ndarray] = op.attrs["values"] if op.type == "RankConst" else ()
     return values or [op.attrs["value"]] * ranks
 

@@ -3,7 +3,7 @@
 Collectives move blocks of equal size: those of the largest share. A smaller one is filled up with
 entries of its own, which are dropped where they arrive.
 
-The ranks of a mesh differ in shapes, so that each kind of them has its program written; the ops of
+The ranks of a mesh differ in shapes, so that each rank class has its program written; the ops of
 these are the same one by one (`compile.local.uneven_program`). Hence nothing is left out here for a
 rank that could do without it.
 """
@@ -66,7 +66,7 @@ def emit_uneven_step(
 
 
 class _Cut:
-    """How the uneven axis cuts a dim, of which a rank has `length` before.
+    """Cut of a dim along the uneven axis; a rank has `length` of it before.
 
     Attributes:
         at: the dim that is cut, once what is before it in a strided one is apart (`opened`).

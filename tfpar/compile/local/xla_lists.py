@@ -38,7 +38,7 @@ def is_list_maker(op: Op) -> bool:
 
 
 def lists_in_pieces(graph: Graph, regions: Sequence[Sequence[Op]]) -> set[Op]:
-    """The ops of regions whose lists, or what these are made of, are not in one region."""
+    """Return the ops of regions whose lists, or what these are made of, are not in one region."""
     region_of = {op: i for i, ops in enumerate(regions) for op in ops}
     group: dict[Op, set[Op]] = {}
     for op in graph.ops:

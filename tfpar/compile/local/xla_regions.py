@@ -13,7 +13,7 @@ are a region, and regions cannot wait for each other in a circle. What a rank re
 of all that it has sent before, so a `Recv` comes after the turns of every `Send` above it: no
 circle goes through the programs of other ranks either.
 
-Blocks that repeat give regions that are alike, which are one function and compiled once.
+Repeated blocks give equal regions, which are one function and compiled once.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def compile_regions(
 def _regions(
     graph: Graph, taken: Collection[Op], reads: Mapping[Op, Sequence[Op]], axes: dict[Op, Axes]
 ) -> list[list[Op]]:
-    """What may be regions: the ops of one turn in which the same ranks differ."""
+    """Return candidates for regions: the ops of one turn in which the same ranks differ."""
     turns = _turns(graph, taken, reads, axes)
     found: dict[tuple[_Turn, Axes | None], list[Op]] = {}
     for op in graph.ops:
@@ -111,7 +111,8 @@ def _regions(
 
 
 def find_uncompiled_ops(graph: Graph, compiles: Compiles) -> list[Op]:
-    """The ops that compute something on a rank, and that no region of a compiled graph takes."""
+    """Find the ops that compute something on a rank, and that no region of a compiled graph
+    takes."""
     own = {*SOURCES, *COLLECTIVE_TYPES, *TRANSFER_TYPES, TASK}
     return [
         op
@@ -289,7 +290,7 @@ def _replace(
     shapes.update((new, shapes[old]) for old, new in results.items() if old in shapes)
 
     def instead(op: Op) -> Op:
-        """What runs where `op` did."""
+        """Return the op that runs in place of `op`."""
         region = region_of.get(op)
         return op if region is None else written[region].call
 
@@ -414,14 +415,14 @@ class _Region:
 
 
 class _Functions:
-    """The functions of a graph's regions: of regions that are alike, one."""
+    """The functions of a graph's regions: of equal regions, one."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self._names: dict[Hashable, FunctionRef] = {}
 
     def name_of(self, body: Graph) -> FunctionRef:
-        """What a function is called that computes what `body` does, which is added if need be."""
+        """Return the name of the function that computes `body`, which is added if need be."""
         signature = _signature(body)
         if signature not in self._names:
             name = self._names[signature] = FunctionRef(f"xla{len(self.graph.functions)}")

@@ -9,7 +9,7 @@ from tfpar.ir.passes.trim import clone_op
 
 
 def copy_graph(graph: Graph) -> tuple[Graph, dict[Op, Op]]:
-    """A graph of the same ops on the same functions, and the copy of each op.
+    """Copy a graph: the same ops on the same functions; return the copy of each op, too.
 
     Ops that are not in the graph, as where it is cut from another, are not waited for.
     """

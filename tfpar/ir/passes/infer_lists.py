@@ -1,4 +1,4 @@
-"""Shapes of tensor lists that TensorFlow does not tell.
+"""Inference of the shapes of tensor lists that TensorFlow does not state.
 
 A list takes the element shape of what is put into it, and gives it to what is taken from it. A
 region's lists are those of its bodies, and a loop's those that it comes back with. Lists that are
@@ -6,8 +6,8 @@ added up are as long as their sum. A list among the elements of a list counts as
 a length of 1 in front: lengths are never split.
 
 Of lists that a loop makes TensorFlow computes the shape when the step runs, and hands the numbers
-from the loop of the forward pass to that of the backward pass on stacks. Where it is known, the
-list is told.
+from the loop of the forward pass to that of the backward pass on stacks. Where the shape is known,
+it is given to the list.
 """
 
 from __future__ import annotations

@@ -33,11 +33,11 @@ _VIEWS = VIEWS - {"IdentityN"}
 
 
 def offload_activations(graph: Graph, blocks: Sequence[Collection[Op]], roles: Roles) -> Graph:
-    """A copy of `graph` that has in host memory what its backward pass reads of `blocks`.
+    """Return a copy of `graph` that has in host memory what its backward pass reads of `blocks`.
 
     Args:
         blocks: forward ops of `graph`; no two share one. One that the backward pass reads nothing
-            of, or whose gradient hangs on nothing that follows it, stays as it is.
+            of, or whose gradient depends on nothing that follows it, stays as it is.
         roles: of `graph`.
     """
     kept = _Kept(graph, roles)
@@ -67,7 +67,7 @@ def offload_activations(graph: Graph, blocks: Sequence[Collection[Op]], roles: R
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Block:
-    """What of a block is copied.
+    """Tensors of a block that are copied to the host, and the ops between which they come back.
 
     Attributes:
         tensors: each with those of its views, itself included, that are read again.
@@ -103,7 +103,7 @@ def _again(view: Tensor, read: dict[Tensor, Tensor]) -> Iterator[Op]:
 
 
 class _Kept:
-    """What a step keeps for its backward pass, by what holds it.
+    """Tensors that a step saves for its backward pass, with the views that share their memory.
 
     Attributes:
         position: of each op in the graph.
@@ -124,7 +124,7 @@ class _Kept:
                 self._views.setdefault(roots[tensor], []).append(tensor)
 
     def of(self, ops: Collection[Op]) -> _Block | None:
-        """What of a block is copied, if anything is."""
+        """Return the tensors of a block to copy; None if there are none."""
         inside = frozenset(ops)
         ordered = sorted(inside, key=self.position.__getitem__)
         found = {

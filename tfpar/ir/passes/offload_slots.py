@@ -40,7 +40,7 @@ def offload_slots(
     slots: Mapping[str, str],
     gradients: Sequence[Gradient] = (),
 ) -> Graph:
-    """A copy of `graph` in which the slots of some weights lie in the memory of the host.
+    """Return a copy of `graph` in which the slots of some weights are in the memory of the host.
 
     Args:
         weights: their names.
@@ -67,7 +67,7 @@ def offload_slots(
 
 
 def needed_on_device(graph: Graph, slots: Collection[str]) -> dict[str, Op]:
-    """Those of some slots that cannot lie in host memory, each with an op that needs it on the
+    """Find those of some slots that cannot be in host memory, each with an op that needs it on the
     device: one that uses other variables with it, or runs a body on it."""
     handles = {v.handle: v.name for v in graph.variables if v.name in slots}
     found: dict[str, Op] = {}
@@ -151,7 +151,7 @@ class _Writer:
         return graph
 
     def _there(self, op: Op) -> Iterator[Op]:
-        """What whoever waits for `op` waits for."""
+        """Yield the ops that run in place of `op`, or itself: those to wait for."""
         if op not in self._instead:
             yield op
         else:
@@ -195,7 +195,7 @@ class _Writer:
         self._ops.append(op)
 
     def _store(self, last: Op, handle: Tensor) -> Op:
-        """What writes a slot for the last time in a step, where `last` did."""
+        """Return the op that writes a slot for the last time in a step, in place of `last`."""
         store = last
         if handle in self._whole:
             value = self._values[handle]

@@ -5,9 +5,9 @@
     c = Const() after(u)               becomes    c = Const()
     a = AssignAdd(%step, c)                       a = AssignAdd(%step, c) after(r)
 
-Before, the order of `r` and `a` hangs on a path through ops without effects. Passes move, fold and
-repeat such ops, cut them into functions and share them out among ranks; so the path would have to
-survive all of that. An edge between the accesses themselves is kept by every pass. A read then
+Before, the order of `r` and `a` depends on a path through ops without effects. Passes move, fold
+and repeat such ops, cut them into functions and share them out among ranks; so the path would have
+to survive all of that. An edge between the accesses themselves is kept by every pass. A read then
 waits for nothing but writes, and a constant for nothing: both can run wherever they are needed.
 
 Graphs of TensorFlow 1 may leave conflicting accesses unordered. TensorFlow then runs them in any

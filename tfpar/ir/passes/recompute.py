@@ -7,7 +7,7 @@ block: each tensor that enters them passes an Identity with a control edge from 
 that gradient, so that they neither run early nor are the very ops of the forward pass, which
 TensorFlow would run once.
 
-Only what hangs on the step's inputs is cloned. So random numbers are never drawn again, nothing
+Only what depends on the step's inputs is cloned. So random numbers are never drawn again, nothing
 with an effect runs twice (a moving mean is updated once), and weights are read once.
 """
 
@@ -31,11 +31,11 @@ def is_recomputed(op: Op) -> bool:
 
 
 def recompute(graph: Graph, blocks: Sequence[Collection[Op]], roles: Roles) -> Graph:
-    """A copy of `graph` whose backward pass computes anew what it reads of `blocks`.
+    """Return a copy of `graph` whose backward pass recomputes what it reads of `blocks`.
 
     Args:
         blocks: forward ops of `graph`; no two share one. One that the backward pass reads nothing
-            of, or whose gradient hangs on nothing that follows it, stays as it is.
+            of, or whose gradient depends on nothing that follows it, stays as it is.
         roles: of `graph`.
     """
     fed = _fed(graph)
@@ -53,7 +53,7 @@ def recompute(graph: Graph, blocks: Sequence[Collection[Op]], roles: Roles) -> G
 
 
 def _fed(graph: Graph) -> frozenset[Op]:
-    """The ops whose results hang on what the step is fed, by more than its sizes."""
+    """Return the ops whose results depend on what the step is fed, by more than its sizes."""
     found = {t.op for t in graph.inputs}
     for op in graph.ops:
         if op.type not in SIZES and any(t.op in found for t in op.inputs):
@@ -63,7 +63,7 @@ def _fed(graph: Graph) -> frozenset[Op]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Block:
-    """What is computed again of one block.
+    """Recomputation of one block.
 
     Attributes:
         ops: what is cloned, in graph order.

@@ -1,5 +1,5 @@
-"""What the backward pass reads again of a block, a set of forward ops: when, and how it is made to
-read something else."""
+"""Rereads: tensors of a block, a set of forward ops, that the backward pass reads again; when it
+does, and rewiring of it to read other tensors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def find_arrival(
 ) -> tuple[Op, Op] | None:
     """(the op that makes the gradient which arrives at the block, the first op to need a clone).
 
-    That gradient hangs on forward ops that follow the block, but on no clone: waiting for it
+    That gradient depends on forward ops that follow the block, but on no clone: waiting for it
     closes no cycle.
 
     Args:
@@ -64,7 +64,7 @@ def rewire_backward(
     instead: Mapping[Tensor, Tensor],
     roles: Roles,
 ) -> Graph:
-    """A copy of `graph` whose backward pass reads other tensors in the place of some.
+    """Return a copy of `graph` whose backward pass reads other tensors in the place of some.
 
     Args:
         added: ops that it does not have yet, by the op that they are put before.

@@ -1,9 +1,9 @@
-"""Optimizer slots that do not lie as their weights do, in a graph that has no optimizer.
+"""Optimizer slots with other specs than their weights, in a graph that has no optimizer.
 
     %gradient -> AssignSub(%weight)     becomes     %gradient -> Identity -> AssignSub(%weight)
 
-The Identity stands for what the optimizer computes, where the slots lie: if these are split, it
-reads the gradient so (a reduce-scatter), and the weight is given the whole of it (a gather).
+The Identity stands for the optimizer's work and has the spec of the slots: if these are split, it
+reads the gradient split (a reduce-scatter), and the weight is given the whole of it (a gather).
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ _MARK = "slots_of"
 
 
 def name_of_slots(weight: str) -> str:
-    """The name of the tensor that a weight's optimizer computes."""
+    """Return the name of the tensor that a weight's optimizer computes."""
     return f"slots/{weight}:0"
 
 
 def separate_slots(
     graph: Graph, stand_ins: Collection[Op], weights: Collection[str]
 ) -> tuple[Graph, dict[Op, Op]]:
-    """A copy of a planning graph in which the slots of some weights can lie by themselves, and the
-    copy of each op.
+    """Return a copy of a planning graph in which the slots of some weights can have other specs
+    than these, and the copy of each op.
 
     Args:
         stand_ins: the updates (`PlanningGraph.stand_ins`).
@@ -48,5 +48,6 @@ def separate_slots(
 
 
 def find_separate_slots(graph: Graph) -> Mapping[str, Tensor]:
-    """What the optimizer computes of each weight whose slots lie by themselves, by its name."""
+    """Find the tensor that stands for the optimizer's work on each weight whose slots are sharded
+    separately, by the weight's name."""
     return {str(op.attrs[_MARK]): op.outputs[0] for op in graph.ops if _MARK in op.attrs}

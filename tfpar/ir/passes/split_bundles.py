@@ -1,7 +1,7 @@
 """Undo bundling: each output of an IdentityN is its own input.
 
-Custom gradients and clipping bundle unrelated tensors in one IdentityN. Kept as one op it
-would have to split all of them alike.
+Custom gradients and clipping bundle unrelated tensors in one IdentityN. Kept as one op it would
+have to split all of them in the same way.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ _REASON_OF = {op_type: reason for reason, types in _TYPES.items() for op_type in
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrimResult:
-    """What trimming gives.
+    """Result of trimming.
 
     Attributes:
         graph: the step alone; its ops are copies.
@@ -67,12 +67,12 @@ class TrimResult:
     initial_values: dict[str, Tensor]
 
     def summary(self) -> str:
-        """`12 summary, 3 assertion`: how many ops went, by reason."""
+        """Summarize how many ops went, by reason: `12 summary, 3 assertion`."""
         return ", ".join(f"{len(ops)} {reason}" for reason, ops in self.removed.items() if ops)
 
 
 def trim(graph: Graph) -> TrimResult:
-    """The ops that `graph.outputs` and the effects need, without auxiliary ones.
+    """Trim a graph to the ops that `graph.outputs` and the effects need, without auxiliary ones.
 
     An auxiliary op whose result is itself an output (a merged summary that is fetched) stays.
     The source graph is left as it is.
@@ -180,7 +180,7 @@ class _Trim:
         return result
 
     def _stand_ins(self) -> dict[Op, dict[Op, None]]:
-        """What is waited for in place of an op that is gone (an ordered set).
+        """Return the ops to wait for in place of each op that is gone (an ordered set).
 
         Nobody needs to wait for a constant either, only for what it waits for. Only for ops that
         one that stays waits for: most that are gone are backward ops that no one asks for.
@@ -204,7 +204,7 @@ class _Trim:
         return stand_ins
 
     def _before(self, op: Op) -> Iterable[Op]:
-        """What an op that is given up would run after."""
+        """Yield the ops after which an op that is given up would run."""
         yield from op.control
         if op not in self.needed:
             yield from (t.op for t in op.inputs)
@@ -269,7 +269,7 @@ def _removed(graph: Graph, needed: set[Op]) -> tuple[dict[str, list[Op]], dict[s
 
 
 def clone_op(op: Op, inputs: Sequence[Tensor]) -> Op:
-    """A copy of `op` on `inputs`, without control edges."""
+    """Copy `op` on `inputs`, without control edges."""
     clone = Op(op.name, op.type, inputs, op.attrs, (), op.stateful)
     for tensor in op.outputs:
         clone.add_output(tensor.shape, tensor.dtype)

@@ -102,7 +102,7 @@ class LineCursor:
         return found
 
     def separated(self, read: Callable[[], _Value]) -> Iterator[_Value]:
-        """One or more, between commas."""
+        """Read one or more items, between commas."""
         yield read()
         while self.skip(","):
             yield read()
@@ -148,7 +148,7 @@ class LineCursor:
         return self.name()
 
     def inputs(self) -> tuple[list[Reference], list[Reference]]:
-        """What stands before the semicolon, and behind it."""
+        """Read the inputs before the semicolon, and the control inputs behind it."""
         self.take("(")
         found: list[list[Reference]] = []
         for _ in range(2):
@@ -161,7 +161,7 @@ class LineCursor:
     # --- types and values ----------------------------------------------------------------
 
     def kind(self) -> tuple[str, Shape]:
-        """A dtype with a shape."""
+        """Read a dtype with a shape."""
         return self._read(_KEY, "a dtype"), self.shape()
 
     def shape(self) -> Shape:

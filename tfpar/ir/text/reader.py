@@ -12,7 +12,7 @@ from tfpar.spec.errors import GraphTextError
 
 
 def parse_graph(text: str) -> Graph:
-    """The graph that `format_graph` has written.
+    """Parse the graph that `format_graph` has written.
 
     Raises:
         GraphTextError: the text is malformed; says in which line.
@@ -21,7 +21,7 @@ def parse_graph(text: str) -> Graph:
 
 
 def parse_step(text: str) -> StepGraph:
-    """The step that `format_step` has written.
+    """Parse the step that `format_step` has written.
 
     Raises:
         GraphTextError: the text is malformed; says in which line.

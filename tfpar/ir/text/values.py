@@ -1,4 +1,4 @@
-"""How names, types and attribute values are written.
+"""Text form of names, types and attribute values.
 
 | value | text |
 | --- | --- |
@@ -60,7 +60,7 @@ def _key_text(key: str) -> str:
 
 
 def value_text(value: Any) -> str:
-    """An attribute's value.
+    """Format an attribute's value.
 
     Raises:
         TypeError: no attribute has a value of this type.
@@ -134,7 +134,7 @@ def _element_texts(flat: np.ndarray) -> list[str] | None:
 
 
 def elements(dtype: str, texts: list[Any]) -> np.ndarray:
-    """The flat array of these values, as they are written in text.
+    """Return the flat array of these values, as they are written in text.
 
     Args:
         texts: decimals, `true` and `false`; of arrays of strings, the strings.
@@ -157,7 +157,7 @@ def array_dtype(name: str) -> np.dtype:
 
 
 def unpacked(dtype: str, packed: str) -> np.ndarray:
-    """The flat array whose bytes were packed."""
+    """Return the flat array whose bytes were packed."""
     data = zlib.decompress(base64.b64decode(packed, validate=True))
     array: np.ndarray = np.frombuffer(data, array_dtype(dtype)).copy()
     return array

@@ -13,7 +13,7 @@ _INDENT = "  "
 
 
 def format_graph(graph: Graph, notes: Mapping[Op, str] | None = None) -> str:
-    """The graph as text, which `parse_graph` reads back.
+    """Format the graph as text, which `parse_graph` reads back.
 
     Control edges and effects that name ops outside of the graph mean nothing and are left out.
 
@@ -24,7 +24,7 @@ def format_graph(graph: Graph, notes: Mapping[Op, str] | None = None) -> str:
 
 
 def format_step(step: StepGraph, notes: Mapping[Op, str] | None = None) -> str:
-    """The step as text, which `parse_step` reads back."""
+    """Format the step as text, which `parse_step` reads back."""
     lines = _Writer(notes or {}).block("graph", step.graph, step.num_arguments, step.gradients)
     return "\n".join(lines) + "\n"
 

@@ -62,13 +62,13 @@ _LEAST_KEPT_FIRST = sorted(FAMILIES, key=lambda name: name == "gpipe")
 def generate(
     name: str, actors: int, microbatches: int, virtual_stages: int | None = None
 ) -> Schedule:
-    """The schedule of a family.
+    """Generate a schedule of a family.
 
         print(generate("1f1b", 2, 4))
 
     Args:
         name: one of `FAMILIES`.
-        actors: sets of ranks.
+        actors: their number.
         virtual_stages: of each actor; by default 2 where the family is made for that, else 1.
 
     Raises:
@@ -82,8 +82,8 @@ def generate(
 def schedules_on(
     actors: Sequence[int], microbatches: int, halves: bool = True
 ) -> Iterator[tuple[str, Schedule]]:
-    """The schedules by name whose stages these actors run, and their names: first those that keep
-    least.
+    """Yield the schedules by name whose stages these actors run, and their names: first those that
+    keep least.
 
     Args:
         actors: of each stage.
@@ -101,7 +101,7 @@ def schedules_on(
 
 
 def schedule_on(actors: Sequence[int], microbatches: int, halves: bool = True) -> Schedule:
-    """The first of `schedules_on`.
+    """Return the first of `schedules_on`.
 
     Raises:
         ScheduleError: there is none.
@@ -112,7 +112,7 @@ def schedule_on(actors: Sequence[int], microbatches: int, halves: bool = True) -
 
 
 def name_of(schedule: Schedule) -> str:
-    """The family that a schedule is of; `"given"` if it is of none."""
+    """Return the family that a schedule is of; `"given"` if it is of none."""
     each, rest = divmod(schedule.num_stages, schedule.num_actors)
     for name in sorted(FAMILIES, key=lambda name: name != "1f1b"):  # several with one microbatch
         with contextlib.suppress(ArgumentError):
@@ -123,7 +123,7 @@ def name_of(schedule: Schedule) -> str:
 
 
 def stages_of_each(name: str, virtual_stages: int | None) -> int:
-    """How many stages each actor has in a schedule of this family.
+    """Return the number of stages of each actor in a schedule of this family.
 
     Raises:
         ArgumentError: more or fewer than it can have.

@@ -7,7 +7,7 @@ from tfpar.pipeline.tasks import Task
 
 
 def gpipe(actors: int, microbatches: int, virtual_stages: int = 1) -> Schedule:
-    """All microbatches forward through all stages, then all backward.
+    """Schedule all microbatches forward through all stages, then all backward.
 
     Every microbatch is in flight at once. A join of all microbatches between two stages, or
     between forward and backward pass, delays nothing that would not be done by then.

@@ -1,8 +1,8 @@
-"""List scheduling: an order made from what tasks take, for stages that are not alike.
+"""List scheduling: an order made from the durations of tasks, for stages that differ.
 
-Whenever a set of ranks is free it takes, of the tasks whose inputs are there, a backward pass (`B`
-or `I`), else a forward pass if what that keeps fits beside the rest, else a `W`; or by another rule
-of that kind, of which none is the best for all stages. Microbatches go through each stage in their
+Whenever an actor is free it takes, of the tasks whose inputs are there, a backward pass (`B` or
+`I`), else a forward pass if what that keeps fits beside the rest, else a `W`; or by another rule of
+that kind, of which none is the best for all stages. Microbatches go through each stage in their
 order. Room is left for the same microbatch in other stages of the same ranks: so the oldest
 microbatch can always go on, and the order has an end.
 """
@@ -22,7 +22,7 @@ from tfpar.spec import ScheduleError
 
 @dataclasses.dataclass(frozen=True)
 class StageDurations:
-    """What a stage takes of a microbatch.
+    """Durations of a stage's tasks for a microbatch, and the memory that it saves for it.
 
     Attributes:
         seconds: of F and B or, with halves, of F, I and W.
@@ -35,7 +35,7 @@ class StageDurations:
     kept_for_weights: float | None = None
 
     def held_after(self, kind: Kind) -> float:
-        """What is still kept of a microbatch when its task ends."""
+        """Return the memory that is still saved for a microbatch when its task ends."""
         for_weights = self.kept if self.kept_for_weights is None else self.kept_for_weights
         return {"F": self.kept, "I": for_weights}.get(kind, 0)
 
@@ -45,7 +45,7 @@ class TooLate(ScheduleError):
 
 
 class Rule(NamedTuple):
-    """Which task an actor takes.
+    """Priority rule by which an actor chooses its next task.
 
     Attributes:
         kinds: F, B (or I) and W; the first goes before the others.
@@ -75,7 +75,7 @@ def list_schedule(
     rule: Rule = RULES[0],
     latest: Sequence[float] | None = None,
 ) -> Schedule:
-    """A schedule for stages that take and keep what they do.
+    """Schedule tasks of stages with these durations and saved activations.
 
     Args:
         actors: that run each stage.
@@ -183,8 +183,8 @@ class _Listing:
         self._next[task.kind, task.stage] = task.micro + 1
 
     def _choice(self, actor: int) -> _Candidate | None:
-        """What an actor runs next: the first of its candidates in their order that need not be
-        waited for, but for a part of the time that another would take."""
+        """Choose the next task of an actor: the first of its candidates in their order that need
+        not be waited for, but for a part of the time that another would take."""
         found = [c for c in self._candidates(actor) if c is not None]
         if not found:
             return None

@@ -13,7 +13,7 @@ specs, reshards and costs are found as those of any other.
 
 Two steps: blocks are found by names and weights (`ir.shared_subgraphs`), so ops under no block's
 name (residual additions, gradients) are added to them first, by going along the edges from all
-instances at once, as long as what is found is alike (`grow`). Then all but three are left out.
+instances at once, as long as what is found is equal (`grow`). Then all but three are left out.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class FoldedGraph:
     Attributes:
         graph: ops are copies.
         times: how many ops of the model each op stands for, where not 1.
-        twins: for each variable of `graph` all variables of the model that are laid as it is.
+        twins: for each variable of `graph` all variables of the model that have its spec.
         groups: the variables of `graph` that stand at one place of a block, and so share one
             placement; those of no block stand alone.
         block_of: by the name of a variable of `graph`, which repeated block it belongs to, if any.
         copies: the copy of each op of the model that was kept.
-        rows: the ops of `graph` that stand at one place of a block, and so run alike.
+        rows: the ops of `graph` that stand at one place of a block, and so run in the same way.
         stands_for: by the name of an op of `graph`, the names of all ops of the model that run as
             it does, where these are more than itself.
         instances: the ops of `graph` that make up each instance that was kept of a repeated block.
@@ -61,10 +61,10 @@ class FoldedGraph:
 
 @dataclasses.dataclass(eq=False)
 class _Grown:
-    """A repeated block, its instances grown as far as they are alike.
+    """A repeated block, its instances grown as far as they are equal.
 
     Attributes:
-        instances: the ops of each, those at the same place alike.
+        instances: the ops of each, those at the same position are equal.
         starts: where each begins, as a position in the graph.
         apart: instances at an end that could not grow with the others (no gradient flows to what
             the first one reads). They stay, and their weights share the placement of the others.
@@ -99,7 +99,7 @@ def grow(
     signatures: Signatures,
     position: Mapping[Op, int],
 ) -> list[_Grown]:
-    """The ops of each block's instances, position by position alike, as far as they reach."""
+    """Grow the instances of each block as far as their ops are equal, position by position."""
     bases = []
     for repeat in repeats:
         rows = list(zip(*aligned_ops(repeat, signatures), strict=True))

@@ -1,4 +1,4 @@
-"""What a search knows of a model whatever the mesh: the folded graph and its roles and nodes."""
+"""Folded model: the folded graph with its roles and GraphNodes, the same for every mesh."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tfpar.spec import Mesh, Shard, Spec, replicated_spec
 
 @dataclasses.dataclass
 class TapStatistics(PricingCounters):
-    """What a search did; see `benchmarks/search.py`.
+    """Counters of TAP's search; see `benchmarks/search.py`.
 
     Attributes:
         ops, nodes, weighted_nodes, subgraphs: of the model.
@@ -38,7 +38,8 @@ class TapStatistics(PricingCounters):
 
 
 def folded_model(problem: Problem, min_duplicate: int) -> FoldedModel:
-    """The folded model of a problem: made once for each graph, and counting for each problem."""
+    """Return the folded model of a problem: made once for each graph, and counting for each
+    problem."""
     own = problem.memo.of(FoldedModels)
     if min_duplicate not in own:
         priced = problem.zero_cost_ops, problem.compression, problem.jit_compile
@@ -64,7 +65,7 @@ class FoldedGraphs(dict[tuple[Hashable, ...], "FoldedModel"]):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FoldedModel:
-    """What does not depend on the mesh."""
+    """Folded graph with its roles and GraphNodes: all that a search needs and no mesh changes."""
 
     folded: FoldedGraph
     prepared: PreparedGraph
@@ -104,7 +105,8 @@ class FoldedModel:
     def anchors(
         self, problem: Problem, logical: LogicalMesh, variables: Mapping[str, Spec]
     ) -> Anchors:
-        """What a plan of the folded graph fixes that lays `variables` so, on `logical`."""
+        """Return the anchors on the folded graph of a plan on `logical` with these specs of
+        `variables`."""
         graph, batched = self.prepared.graph, self.batched(problem)
         return Anchors(
             variables=variables,
@@ -114,12 +116,12 @@ class FoldedModel:
         )
 
     def batched(self, problem: Problem) -> frozenset[Tensor]:
-        """The inputs of the folded graph whose first dim is the batch."""
+        """Return the inputs of the folded graph whose first dim is the batch."""
         copies = self.folded.copies
         return frozenset(copies[t.op].outputs[t.index] for t in problem.batched if t.op in copies)
 
     def on_one_device(self) -> PartitionedGraph:
-        """The folded graph with nothing split."""
+        """Return the folded graph with nothing split."""
         graph, whole = self.prepared.graph, replicated_spec(1)
         anchors = Anchors(
             variables={v.name: whole for v in graph.variables},
@@ -129,7 +131,8 @@ class FoldedModel:
         return propagate(self.prepared, Mesh.of([1]), anchors)
 
     def data_parallel_anchors(self, fed: frozenset[Op]) -> Anchors:
-        """What is fixed where what is `fed`, and only that, is split over the ranks of one axis."""
+        """Return the anchors of data parallelism on one axis: `fed` inputs are split, all else is
+        whole."""
         graph, whole = self.prepared.graph, replicated_spec(1)
         return Anchors(
             variables={v.name: whole for v in graph.variables},
@@ -138,7 +141,8 @@ class FoldedModel:
         )
 
     def data_parallel(self, parts: int, fed: frozenset[Op]) -> Mapping[Op, Decision]:
-        """How all ops run where what is `fed`, and only that, is split over `parts` ranks."""
+        """Return the decisions of all ops where `fed` inputs, and only these, are split over
+        `parts` ranks."""
         key = parts, fed
         if key not in self._data_parallel:
             anchors = self.data_parallel_anchors(fed)

@@ -1,4 +1,4 @@
-"""What a search finds, and the plan that it becomes."""
+"""Plan of a folded graph, as a search finds it, and its unfolding to a plan of the whole model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class FoldedPlan:
 
 
 def count_split(specs: Mapping[str, Spec], given: Collection[str]) -> int:
-    """How many variables are split, by name, those that are `given` left out."""
+    """Count the variables that are split, without those named in `given`."""
     return sum(
         any(isinstance(p, Shard) for p in spec) for name, spec in specs.items() if name not in given
     )
@@ -50,7 +50,7 @@ def unfold_plan(
     preferred_to: FoldedPlan | None = None,
     cut_short: bool = False,
 ) -> Plan:
-    """The plan of the whole model: what is found for a block serves all its instances.
+    """Return the plan of the whole model: what is found for a block serves all its instances.
 
     Args:
         planner: its name.
@@ -102,7 +102,8 @@ def unfold_plan(
 
 
 def folded_anchors(plan: Plan, problem: Problem, model: FoldedModel) -> Anchors:
-    """What a plan of the whole model fixes of the folded graph, of which `unfold_plan` made it."""
+    """Return the anchors on the folded graph of a plan of the whole model, the inverse of
+    `unfold_plan`."""
     specs = {v.name: plan.variables[v.name].spec for v in model.folded.graph.variables}
     laid = {name: spec for name, spec in specs.items() if spec is not None}
     logical = LogicalMesh(plan.mesh, tuple(map(plan.mesh.axis, plan.batch_axes)), ())

@@ -1,9 +1,9 @@
-"""Enumeration of pipelines: numbers of stages and microbatches, and in which order tasks run.
+"""Enumeration of pipelines: numbers of stages and microbatches, and schedules.
 
-auto3d, §4.1, for stages that take ranks one behind the other: the degrees outside, and inside them
-the layouts that planners find. A layout for the ranks of one stage is the costly part, and the same
-for any number of microbatches. So each number of stages is planned once, and priced, as its tasks
-are simulated, with more and more microbatches as long as these pay.
+auto3d, §4.1, for stages that take consecutive ranks: the outer loop enumerates degrees, and
+planners find the layouts inside. A layout for the ranks of one stage is the costly part, and the
+same for any number of microbatches. So each number of stages is planned once, and priced, as its
+tasks are simulated, with more and more microbatches as long as these pay.
 """
 
 from __future__ import annotations
@@ -49,27 +49,28 @@ MOST = 16
 """Microbatches for each stage beyond which nothing is gained: the bubble is a sixteenth then."""
 
 STAGES_OF_EACH = (2, 4)
-"""How many stages each actor may have in place of one, where ranks wait long for others."""
+"""Numbers of stages that each actor may have in place of one, where ranks wait long for others."""
 
 LEAST = 2
-"""How many of `_tries` are looked at where memory is short: of the most microbatches, whose meshes
-are the same, without and with a second forward pass."""
+"""Number of `_tries` that are considered where memory is short: those with the most microbatches,
+whose meshes are the same, without and with a second forward pass."""
 
 ROOMY = 2 / 3
-"""What part of what there is a plan may store, by the relaxed estimate, for one that fits to be
-found likely: stages differ, and what they store is not known before they are there."""
+"""Fraction of the memory that a plan may store, by the relaxed estimate, for one that fits to be
+likely: stages differ, and their memory is known only once they are there."""
 
 SHORT = 1.5
 """The shortfall of one number of stages that is expected of others, at most. All estimates leave
 out transfers; what goes beyond has causes of its own, such as little memory."""
 
 MAX_MEMORY_RATIO = 2
-"""How many times what there is the fastest plan in some number of stages may store for plans that
-fit to be searched, where other numbers have some."""
+"""Largest ratio of what the fastest plan in some number of stages stores to the memory, for plans
+that fit to be searched, where other numbers have some."""
 
 
 def numbers_of_stages(mesh: Mesh, least: int = 1) -> tuple[int, ...]:
-    """How many equal stages the ranks of `mesh` can be divided among."""
+    """Return the numbers of equal stages, at least `least`, that the ranks of `mesh` divide
+    into."""
     return tuple(n for n in range(least, mesh.size + 1) if mesh.size % n == 0 and _divides(mesh, n))
 
 
@@ -209,7 +210,7 @@ class EnumeratePipelines(Placing):
 
     @property
     def _shortfall(self) -> float:
-        """How many times as long as estimated a step took at least."""
+        """Least ratio so far of a step's seconds to their estimate; 1 if there is none."""
         return min(self._shortfalls, default=1.0)
 
     def _plan_or_defer(self, number: int) -> Iterator[Proposal]:
@@ -235,7 +236,7 @@ class EnumeratePipelines(Placing):
             self._deferred[number] = Deferred(estimates[at], tries)
 
     def _in_order(self) -> Iterator[tuple[int, Deferred]]:
-        """What was deferred, as it is to be planned."""
+        """Yield the deferred numbers of stages in the order in which they are to be planned."""
         left = dict(self._deferred)
         while left:
             estimates = {number: later.estimate for number, later in left.items()}
@@ -417,14 +418,14 @@ def _tries(
 
 
 def _even(cuts: Sequence[int], most: int, size: int) -> int:
-    """How many microbatches there are to be: `most` or up to half as many, whose samples most ranks
-    of a stage can share evenly."""
+    """Choose a number of microbatches, `most` or up to half as many, whose samples most ranks of a
+    stage can share evenly."""
     near = [m for m in cuts if most < 2 * m <= 2 * most] or [max(m for m in cuts if m <= most)]
     return max(near, key=lambda m: (math.gcd(size, cuts[-1] // m), m))
 
 
 def _interleaved(plan: Plan) -> Iterator[Pipeline]:
-    """The pipelines of several stages on each set of ranks that `plan` has."""
+    """Yield the pipelines with several stages on each actor of `plan`."""
     assert plan.stages is not None, "a plan with stages"
     actors, micro, again = plan.stages.num_actors, plan.microbatches, plan.stages.recompute
     for each in STAGES_OF_EACH:
@@ -434,7 +435,7 @@ def _interleaved(plan: Plan) -> Iterator[Pipeline]:
 
 
 def name_of_plan(plan: Plan) -> str:
-    """`2 stages (1f1b), 8 microbatches, each data=4 x model=2`."""
+    """Name a plan: `2 stages (1f1b), 8 microbatches, each data=4 x model=2`."""
     sizes = dict(zip(plan.mesh.axis_names, plan.mesh.shape, strict=True))
     split = " and ".join(axis for axis in plan.batch_axes if sizes[axis] > 1)
     if plan.stages is None:

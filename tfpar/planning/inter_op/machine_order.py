@@ -24,10 +24,11 @@ from tfpar.planning.inter_op.stages.slowdowns import balanced_seconds
 from tfpar.spec import Mesh
 
 PLANNED = 2
-"""How many orders are planned in full, beside the given one."""
+"""Number of orders that are planned in full, beside the given one."""
 
 MOST_ORDERS = 500
-"""How many are estimated. Where there are more, machines of a kind stay together."""
+"""Largest number of orders that are estimated. Where there are more, machines of a type stay
+together."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +46,8 @@ class ActorSlots:
     actors: int
 
     def orders(self) -> list[Order]:
-        """All that can make a difference, but the given one; none if machines are alike."""
+        """List the orders that can make a difference, but the given one; none if all machines are
+        equal."""
         rows: dict[int, list[int]] = {}
         for rank, machine in enumerate(self.cluster.machines[: self.size * self.actors]):
             rows.setdefault(machine, []).append(rank)
@@ -63,13 +65,13 @@ class ActorSlots:
         return tuple(rank for group in groups for rank in sorted(group))
 
     def parts(self, order: Order) -> list[Cluster]:
-        """The machines of each set."""
+        """Return the subcluster of each actor."""
         return [self.cluster.part(group) for group in groups_of(self.actors, self.size, order)]
 
 
 @dataclasses.dataclass(frozen=True)
 class PlacementWorkload:
-    """What of a step decides where its stages are best.
+    """Workload of a step by which the machines of its stages are chosen.
 
     Attributes:
         seconds: of all forward and backward passes on one device of a part of the cluster.
@@ -84,7 +86,7 @@ class PlacementWorkload:
     microbatches: int
 
     def estimate(self, slots: ActorSlots, order: Order) -> float:
-        """Seconds of a step whose stages are placed so."""
+        """Estimate the seconds of a step whose stages are placed so."""
         parts, size, micro = slots.parts(order), slots.size, self.microbatches
         paces = [self.seconds(part) for part in parts]
         each = balanced_seconds(1.0, paces) / (size * micro)
@@ -106,8 +108,8 @@ class PlacementWorkload:
 def fastest_orders(
     slots: ActorSlots, workload: PlacementWorkload, is_given_priced: bool
 ) -> list[Order]:
-    """The few orders that are estimated to be fastest, and faster than the given one if that has a
-    price to be compared with."""
+    """Return the few orders that are estimated to be fastest, and faster than the given one if that
+    has a price to be compared with."""
     orders = slots.orders()
     if not orders:
         return []

@@ -14,8 +14,8 @@ from tfpar.cluster.network import likeness
 
 
 def list_machine_types(cluster: Cluster, size: int, actors: int) -> dict[Cluster, int]:
-    """The machines on which layouts for the ranks of an actor are searched, and how many actors
-    have such: of equal ones, the first.
+    """List the machines on which layouts for the ranks of an actor are searched, and how many
+    actors have such: of equal ones, the first.
 
     A planner prices the whole model there, of which each actor stores a part. So it may use the
     memory of a rank of each of them: the limits as they are would refuse plans that fit. See
@@ -40,7 +40,7 @@ def list_machine_types(cluster: Cluster, size: int, actors: int) -> dict[Cluster
 
 
 def search_machine_types(kinds: Collection[Cluster]) -> list[Cluster]:
-    """All of them, but machines that differ where each is found in other kinds: together they have
-    the pace of the slowest, and what suits that is found there."""
+    """Return all of them, but machines that differ where each is found in other types: together
+    they have the pace of the slowest, and what suits that is found there."""
     alone = {kind.devices[0] for kind in kinds if len(set(kind.devices)) == 1}
     return [k for k in kinds if len(set(k.devices)) == 1 or not alone.issuperset(k.devices)]

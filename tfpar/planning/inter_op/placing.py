@@ -1,8 +1,8 @@
-"""Outer searches propose candidates. What they have in common: a layout for one pipeline is
-searched for each type of machines that its actors have, in several orders of these machines.
+"""Placing of actors on machines, which all outer searches of pipelines share.
 
-The few orders that are estimated to be fastest are planned besides the given one, which is taken
-unless predictions can tell that another is faster.
+A layout for one pipeline is searched for each type of machines that its actors have, in several
+orders of these machines. The few orders that are estimated to be fastest are planned beside the
+given one, which is taken unless predictions can tell that another is faster.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Placing:
         self.evaluator = evaluator
 
     def propose(self, proposal: Proposal) -> Generator[Proposal, None, Candidate | None]:
-        """The candidate of one proposal; None if it cannot run so.
+        """Propose one candidate, and return it evaluated; None if it cannot run so.
 
         Raises:
             TfparError: why there is none.
@@ -49,7 +49,7 @@ class Placing:
         order: Order | None = None,
         meshes: tuple[LogicalMesh, ...] = (),
     ) -> Proposing:
-        """The best candidate with a new layout for a pipeline.
+        """Propose candidates with a new layout for a pipeline, and return the best.
 
         Args:
             order: of ranks, the only one; None: the given one, and those that may be faster.

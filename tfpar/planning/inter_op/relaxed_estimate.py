@@ -47,13 +47,13 @@ class RelaxedEstimate:
 def estimate_relaxed(
     problem: Problem, planner: Planner, pipeline: Pipeline | None, kinds: Mapping[Cluster, int]
 ) -> RelaxedEstimate | None:
-    """The relaxed estimate of a pipeline; None if the planner does not price its plans.
+    """Return the relaxed estimate of a pipeline; None if the planner does not price its plans.
 
     Optimizer slots are split, and forward passes run twice, if it does not fit else.
 
     Args:
         problem: of the ranks of a stage.
-        kinds: how many sets of ranks have such machines.
+        kinds: how many actors have such machines.
 
     Raises:
         PlanError: no plan satisfies the constraints.
@@ -86,8 +86,8 @@ def estimate_relaxed(
 def _seconds_of_passes(
     plan: Plan, problem: Problem, kinds: Mapping[Cluster, int], parts: int, recompute: bool
 ) -> float:
-    """What all passes of a step take in so many microbatches, if sets of ranks share them by their
-    speeds."""
+    """Return the seconds of all passes of a step in so many microbatches, if actors share them by
+    their speeds."""
     assert plan.cost is not None, "it is priced"
     with collection_paused():
         step = _folded_step(plan, problem)

@@ -42,7 +42,7 @@ from tfpar.spec import MemoryLimitError, PlanError, ScheduleError
 
 
 def attach_idle_times(result: SearchResult, cluster: Cluster, batch_size: int | None) -> Plan:
-    """The best plan and its rivals, with what ranks wait for by what would end it
+    """Attach to the best plan and its rivals the time that ranks wait, by what would end it
     (`cost.idle_breakdown`).
 
     Args:
@@ -72,7 +72,7 @@ def attach_idle_times(result: SearchResult, cluster: Cluster, batch_size: int | 
 def attach_break_even(
     plan: Plan, result: SearchResult, request: PlanRequest, batch_size: int | None, enough: Enough
 ) -> Plan:
-    """`plan` with how fast links would have to be for the fastest of its rivals to be taken.
+    """Attach to `plan` how fast links would have to be for the fastest of its rivals to be taken.
 
     With other links both plans get the microbatches and the schedule that suit them best there, and
     the choice between them is made as it was made here (`EnumeratePipelines`). What is split, and
@@ -165,7 +165,7 @@ class LinkFactorEvaluator:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PlanRepricer:
-    """A candidate that is priced again and again: what does not hang on links is found once.
+    """Pricer of a candidate at other link speeds: what does not depend on links is computed once.
 
     Attributes:
         cluster: of all ranks.
@@ -177,8 +177,8 @@ class PlanRepricer:
     batch_size: int | None
 
     def price(self, pipeline: Pipeline, cluster: Cluster | None = None) -> Plan | None:
-        """The plan in the schedule of a pipeline, or without stages in its microbatches; None if it
-        cannot run so.
+        """Price the plan in the schedule of a pipeline, or without stages in its microbatches; None
+        if it cannot run so.
 
         Args:
             cluster: other machines of as many ranks.
@@ -194,7 +194,7 @@ class PlanRepricer:
             return None
 
     def schedule(self, plan: Plan, cluster: Cluster | None = None) -> Plan:
-        """`plan`, as `price` gives it, in the schedule that suits it best."""
+        """Return `plan`, as `price` gives it, in the schedule that suits it best."""
         cluster = cluster or self.cluster
         if not isinstance(self._step, PipelineStepPricer):
             return plan

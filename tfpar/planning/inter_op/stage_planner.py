@@ -1,4 +1,5 @@
-"""Assigns a layout to stages: a plan for the ranks of one actor becomes one for a pipeline."""
+"""Assignment of a layout to stages: a plan for the ranks of one actor becomes one for a
+pipeline."""
 
 from __future__ import annotations
 
@@ -49,22 +50,22 @@ def assign_stages(
     memo: Memo | None = None,
     jit_compile: bool = False,
 ) -> Plan:
-    """`plan`, made for the ranks of one stage, with the stages of a pipeline.
+    """Assign `plan`, made for the ranks of one stage, to the stages of a pipeline.
 
-    Where ops lie follows from what they take on one device of `cluster`, and from what stages send
+    The stages of ops follow from their times on one device of `cluster`, and from what stages send
     each other (`unit_builder`); where devices differ, a stage on slower ones gets less. A step that
-    trains nothing runs where its weights lie, if they do already, or if it has too few parts for so
-    many stages. A pipeline of one stage leaves the plan as it is.
+    trains nothing runs where its weights are placed, if they are already, or if it has too few
+    parts for so many stages. A pipeline of one stage leaves the plan as it is.
 
     Args:
         step: captured and simplified.
         cluster: the machines of all ranks.
         constraints: those of `tap.stage` fix stages.
-        owners: the stages that variables lie in already, by name: their first readers stay there,
-            where no constraint says otherwise. If they cannot all stay, all may move: a model that
-            was compiled again may read them in another order.
+        owners: the stages in which variables are placed already, by name: their first readers stay
+            there, where no constraint says otherwise. If they cannot all stay, all may move: a
+            model that was compiled again may read them in another order.
         part: the step is part of what the constraints speak of: they may match nothing in it.
-        ranks: of the job, one set of ranks after the other; see `PipelinePlan`.
+        ranks: of the job, one actor after the other; see `PipelinePlan`.
         before: the same plan in stages that were priced and do not fit into the memory of their
             devices: others are found, in which those that store too much get less.
         deadline: what is found by then is used.
@@ -75,7 +76,7 @@ def assign_stages(
     Raises:
         SpecError: a constraint that matches nothing, or two that contradict each other.
         PlanError: a step that trains has fewer units than stages, or what is fixed leaves no
-            assignment; it is a NothingFits if there is none that has room where `before` has none.
+            assignment; it is an InfeasibleAssignment if none has room where `before` has none.
         ScheduleError: the schedule can never end with what these stages read of each other.
         TfparError: the devices of the cluster differ, and there are fewer than ranks.
         SearchStopped: the search was given up meanwhile.
@@ -134,8 +135,8 @@ def assign_stages(
 
 
 def _weights_lie(graph: Graph, lying: Mapping[str, int]) -> bool:
-    """Whether all weights that a step reads, or of one without weights all variables, lie in a
-    stage already."""
+    """Whether all weights that a step reads, or of one without weights all variables, are placed in
+    a stage already."""
     variables = [v for v in graph.variables if v.trainable] or graph.variables
     return bool(variables) and all(v.name in lying for v in variables)
 
@@ -148,7 +149,8 @@ def _with_variables(
     lying: Mapping[str, int],
     fixed: Mapping[Op, int],
 ) -> tuple[PipelinePlan, dict[Op, int]]:
-    """The stages of a step that trains nothing and runs where its variables lie; and of its ops."""
+    """The stages of a step that trains nothing and runs where its variables are placed; and of its
+    ops."""
     forward = infer_variable_stages(graph, ops, lying, fixed)
     stage = stages_of_step(graph, roles, forward, lying)
     owners = {v.name: stage[v.handle.op] for v in graph.variables}
@@ -156,7 +158,8 @@ def _with_variables(
 
 
 def _laid(plan: Plan | None, ops: Sequence[Op]) -> PricedAssignment | None:
-    """Where ops are that an earlier plan has in stages, and what these hold."""
+    """Return the stages of the ops in an earlier plan, with the cost of these; None if it has no
+    priced stages."""
     stages = None if plan is None else plan.stages
     if stages is None or stages.cost is None:
         return None
@@ -185,7 +188,7 @@ class _Uncut:
 
     @functools.cached_property
     def alone(self) -> SingleDeviceProfile:
-        """What its ops take on one device."""
+        """Profile the ops on one device."""
         return SingleDeviceProfile(prepare(self.graph), self.roles)
 
 
@@ -274,9 +277,9 @@ def _planned(
 ) -> PipelinePlan:
     """The stages of a forward pass.
 
-    What lies in no scope and has no gradients (metrics, masks of labels) goes with what it reads or
-    what reads it, if nothing is against that: its names are counted up in each step anew, so that a
-    table of them holds for one step only.
+    An op that is in no scope and has no gradients (metrics, masks of labels) goes with what it
+    reads or what reads it, if nothing is against that: its names are counted up in each step anew,
+    so that a table of them holds for one step only.
     """
     bound = _with_gradients(graph, roles)
     kept = {op: stage for op, stage in forward.items() if "/" in op.name or op in bound}
@@ -306,7 +309,8 @@ def _with_gradients(graph: Graph, roles: Roles) -> set[Op]:
 def _first_readers(
     graph: Graph, ops: Sequence[Op], owners: Mapping[str, int]
 ) -> Iterator[tuple[Op, int]]:
-    """Of variables that lie in a stage already, the first op that reads each, and the stage."""
+    """Of variables that are placed in a stage already, the first op that reads each, and the
+    stage."""
     members, consumers = set(ops), graph.consumers()
     place = {op: i for i, op in enumerate(ops)}
     for variable in graph.variables:

@@ -39,7 +39,7 @@ from tfpar.plans import RejectedCandidate
 from tfpar.spec import MemoryLimitError, PlanError, ScheduleError, SpecError, TfparError
 
 FINALISTS = 4
-"""How many strategies are planned and priced in full."""
+"""Number of strategies that are planned and priced in full."""
 
 Degrees = tuple[int, int]
 """Copies of a stage, and ranks that its weights may be split over."""
@@ -99,7 +99,8 @@ class StrategySearch(Placing):
             raise min(self._errors, key=_needed)
 
     def result(self) -> SearchResult | None:
-        """The fastest, without stages if predictions cannot tell that the fastest is faster."""
+        """Return the fastest, without stages if predictions cannot tell that the fastest is
+        faster."""
         if not self._found:
             return None if self.placed is None else SearchResult(self.placed)
         ranked = sorted(self._found, key=lambda one: one.seconds)
@@ -158,8 +159,8 @@ def propose(
 
 
 def plans_of_layouts(search: StepSearch, request: PlanRequest) -> dict[Degrees, LaidOut]:
-    """The plan that is fastest, whatever it stores, of each layout that the ranks of a stage can
-    have: of the logical meshes that split the batch in as many parts."""
+    """Find the plan that is fastest, whatever it stores, of each layout that the ranks of a stage
+    can have: of the logical meshes that split the batch in as many parts."""
     found: dict[Degrees, LaidOut] = {}
     for actors in numbers_of_stages(request.mesh, least_stages(request.constraints)):
         pipeline = None if actors == 1 else Pipeline(actors, 1)

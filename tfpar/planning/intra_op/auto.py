@@ -1,4 +1,4 @@
-"""The planner that picks a planner, by the graph and by what time there is."""
+"""Automatic choice of a planner, by the graph and the time budget."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_REGION_SHARE = 0.1
 """The part of a step that may be spent in loops and branches, which Rhino leaves to propagation."""
 
 SEARCH_SECONDS = 30.0
-"""What a search may take, in seconds, where nothing is said."""
+"""Time limit of a search, in seconds, where none is set."""
 
 
 class PlannerChoice(NamedTuple):
@@ -43,7 +43,8 @@ class PlannerChoice(NamedTuple):
 class AutoPlanner:
     """Rhino's planner, which decides every op, unless something speaks for another one:
 
-    * much of the step is spent in loops or branches: TAP's, which prices them as they are laid;
+    * much of the step is spent in loops or branches: TAP's, which prices them as they are
+      partitioned;
     * the graph is so large, folded, that Rhino's would take longer than the budget (30 s where
       nothing is said), or than training can gain (`planning.intra_op.gain`): TAP's, which has its
       first plan at once, and prices no more candidates than there is time for by the latter.
@@ -54,7 +55,7 @@ class AutoPlanner:
     name: str = "auto"
 
     def solve(self, problem: Problem) -> Plan:
-        """The plan of the planner that is picked.
+        """Return the plan of the planner that is picked.
 
         Raises:
             PlanError: no plan satisfies the constraints.
@@ -73,7 +74,7 @@ class AutoPlanner:
     def pick(
         self, problem: Problem, model: FoldedModel, allowed_s: float = math.inf
     ) -> PlannerChoice:
-        """The planner for `planning.problem`, whose folded model is `model`.
+        """Pick the planner for `problem`, whose folded model is `model`.
 
         Args:
             allowed_s: what a search may take by what training can gain.
@@ -96,7 +97,7 @@ class AutoPlanner:
 
 
 def part_in_regions(model: FoldedModel, cluster: Cluster) -> float:
-    """The part of a step's compute that loops and branches take, on one device."""
+    """Return the part of a step's compute that loops and branches take, on one device."""
     laid = model.on_one_device()
     pricer = Pricer(laid.mesh, cluster, model.roles)
     inside = total = 0.0

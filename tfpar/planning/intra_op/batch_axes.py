@@ -1,4 +1,4 @@
-"""Which mesh axes split the batch, read off what the ops of a plan take of it.
+"""Mesh axes that split the batch, inferred from the rows of it that the ops of a plan read.
 
 A planner that decides op by op may leave the batch whole on every rank though each op that reads it
 takes only the rows of its rank. Cutting rows out of what is there costs nothing, so no price tells
@@ -27,7 +27,7 @@ _HANDS_ON = (UNCHANGED | {"Cast"}) - {"IdentityN"}
 
 
 def infer_batch_axes(plan: Plan, problem: Problem) -> Plan:
-    """`plan`, which splits the batch also over the axes along which ops take only their rows of it.
+    """Let `plan` split the batch also over the axes along which ops take only their rows of it.
 
     Nothing else changes: the same collectives run. Axes that constraints gave are left as they are,
     and so is a plan without ops of its own: its batch axes are those that it was searched for.
@@ -76,7 +76,7 @@ def _is_taken_in_rows(laid: PartitionedGraph, tensor: Tensor, axis: int) -> bool
 
 
 def _without_handing_on(plan: Plan, problem: Problem) -> dict[str, OpPlan]:
-    """How ops run, but for those that hand the batch on: they run as it comes."""
+    """Return the op plans without those of ops that hand the batch on, which run as it comes."""
     consumers = problem.graph.consumers()
     reached, found = list(problem.batched), set()
     while reached:

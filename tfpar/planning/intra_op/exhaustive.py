@@ -1,13 +1,13 @@
-"""A planner that tries everything: what other planners are measured by.
+"""Exhaustive planner, whose optimum other planners are measured by.
 
-On every mesh candidate every weight is laid in every way that some op can use
-(`planning.intra_op.weights`), each with each; what that gives is propagated as a whole and priced
-by the evaluator. Nothing is folded, nothing is looked up, and no plan is refused but those that
+On every mesh candidate every weight takes every spec that some op can use
+(`planning.intra_op.weights`), in all combinations; each is propagated as a whole and priced by the
+evaluator. Nothing is folded, nothing is looked up, and no plan is refused but those that
 propagation refuses, and those that leave ranks computing the same along an axis that is there for
 weights (`LogicalMesh.used_axes`). So no planner that decides weights alone finds a faster plan.
 
 With `decides="ops"` every op runs in every way that Rhino's planner chooses from
-(`planning.intra_op.rhino.axis_space`), each with each, along one mesh axis after the other.
+(`planning.intra_op.rhino.axis_space`), in all combinations, along one mesh axis after the other.
 
 Both grow exponentially: the limit is for graphs of a few ops.
 """
@@ -36,7 +36,7 @@ from tfpar.spec import PlanError, Shard, Spec, SpecError, TimeLimitError
 from tfpar.spec.arguments import check_choice
 
 MAX_PLANS = 20_000
-"""How many plans are tried at the most: some minutes of a core."""
+"""Largest number of plans that are tried: some minutes of a core."""
 
 UNFOLDED = 10**9
 """So many instances of a block that none is folded."""
@@ -67,7 +67,7 @@ class ExhaustivePlanner:
         return "exhaustive" if self.decides == "weights" else f"exhaustive by {self.decides}"
 
     def solve(self, problem: Problem) -> Plan:
-        """The best plan of all.
+        """Return the best plan of all.
 
         Raises:
             PlanError: there are more plans than can be tried, or none satisfies the constraints. If
@@ -115,7 +115,7 @@ class ExhaustivePlanner:
 
 
 def _of_weights(problem: Problem, model: FoldedModel) -> Iterator[FoldedPlan]:
-    """Every plan in which each weight lies in one of its ways."""
+    """Yield every plan in which each weight takes one of its options."""
     idle = idle_mesh(problem.meshes)
     meshes = [*problem.meshes, *([idle] if idle is not None else [])]
     groups = {logical: weight_groups(problem, model, logical) for logical in meshes}
@@ -135,7 +135,8 @@ def _of_weights(problem: Problem, model: FoldedModel) -> Iterator[FoldedPlan]:
 def _laid(
     problem: Problem, model: FoldedModel, logical: LogicalMesh, weights: Mapping[str, Spec]
 ) -> FoldedPlan | None:
-    """The plan that lays `weights` so; None if some op cannot run then, or an axis has no use."""
+    """Return the plan with these specs of `weights`; None if some op cannot run then, or an axis
+    has no use."""
     given = {name: fixed.spec for name, fixed in problem.fixed.items()}
     known = {v.name for v in model.prepared.graph.variables}
     laid = {**weights, **{n: spec for n, spec in given.items() if n in known}}

@@ -55,8 +55,8 @@ def allowed_seconds(problem: Problem, model: FoldedModel) -> float:
 
 
 def least_seconds(problem: Problem, model: FoldedModel) -> float:
-    """A lower bound of a step without stages: every rank starts all ops, and does an even part of
-    their work; nothing is communicated."""
+    """Return a lower bound of a step without stages: every rank starts all ops, and does an even
+    part of their work; nothing is communicated."""
     laid, cluster = model.on_one_device(), problem.cluster
     whole, working = (
         evaluate(laid, machines, model.roles, problem.state_ratio).compute_s

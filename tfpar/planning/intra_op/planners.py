@@ -1,4 +1,4 @@
-"""The planners that there are, by name."""
+"""Registry of planners, by name."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _is_planner(value: Any) -> bool:
 
 
 def find_planner(planner: Planner | str | None, level: int | None = None) -> Planner | None:
-    """The planner called so, or the one given.
+    """Find the planner called so, or the one given.
 
     Args:
         level: of Rhino's planner.
@@ -54,7 +54,7 @@ def find_planner(planner: Planner | str | None, level: int | None = None) -> Pla
 
 
 def make_budget(planner: Planner | None, search_seconds: float | None) -> Budget:
-    """What a search of `planner` may take.
+    """Return the budget of a search of `planner`.
 
     Raises:
         ArgumentError: no time at all, or nothing is searched.

@@ -1,5 +1,4 @@
-"""Of plans that predictions cannot tell apart, the simplest: where all that a search has found is
-compared.
+"""Tie-breaking: the simplest of the plans that predictions cannot tell apart is taken.
 
 Predictions order plans; how far two of them are apart is known only to within
 `Objective.uncertainty`. What comes so near to the fastest plan may as well be the faster one, and a
@@ -28,12 +27,12 @@ F = TypeVar("F", bound=FoldedPlan)
 
 
 def fastest(found: Sequence[F], problem: Problem) -> F:
-    """The fastest that fits; where none does, the one that stores least."""
+    """Return the fastest that fits; where none does, the one that stores least."""
     return min(found, key=lambda f: (problem.excess_in_parts(f.cost), f.cost.seconds, f.num_split))
 
 
 def pick_simplest(found: Sequence[F], problem: Problem) -> F:
-    """The simplest of those that fit and may be the fastest; see the module."""
+    """Pick the simplest of those that fit and may be the fastest; see the module."""
     best = fastest(found, problem)
     if problem.excess_in_parts(best.cost):
         return best
@@ -47,8 +46,8 @@ def pick_simplest(found: Sequence[F], problem: Problem) -> F:
 
 
 def collective_penalty(best: FoldedPlan, problem: Problem) -> float:
-    """Seconds by which to count each collective dearer, to find simpler plans near `best`; 0 where
-    there is nothing to look for.
+    """Return the penalty on each collective, in seconds, that finds simpler plans near `best`; 0
+    where there is nothing to look for.
 
     With C collectives and a step of S seconds it is `uncertainty * S / C`. What costs least with it
     is no further behind than S (1 + uncertainty), and has no more collectives.

@@ -1,4 +1,4 @@
-"""The weights that a search decides, and the ways in which each may lie."""
+"""Weight groups that a search decides, and the spec options of each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfpar.spec import Placement, Shard, Spec, replicated_spec
 
 @dataclasses.dataclass(eq=False)
 class WeightGroup:
-    """Weights that are laid alike: those at one place of a block's instances.
+    """Weights with one spec: those at one place of a block's instances.
 
     Attributes:
         options: the first one is whole.
@@ -32,8 +32,8 @@ class WeightGroup:
 
 
 def weight_groups(problem: Problem, model: FoldedModel, logical: LogicalMesh) -> list[WeightGroup]:
-    """The weights to decide on `logical`, in the order of the graph: those with several dims that
-    some op can use split and that are not given."""
+    """Return the weights to decide on `logical`, in the order of the graph: those with several dims
+    that some op can use split and that are not given."""
     known = {v.name: (i, v) for i, v in enumerate(model.prepared.graph.variables)}
     groups = []
     for members in model.folded.groups:
@@ -65,7 +65,7 @@ def weight_options(variable: Variable, model: FoldedModel, logical: LogicalMesh)
 
 
 def resembling(spec: Spec | None, group: WeightGroup) -> int | None:
-    """The option of `group` that lies as `spec` does on another mesh, if there is one.
+    """Find the option of `group` that resembles `spec` on another mesh, if there is one.
 
     What is split along one axis there may be split along two here: along the first of them as
     there, along the second in the largest other dim, so that Megatron's column and row splits

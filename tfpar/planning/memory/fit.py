@@ -55,7 +55,7 @@ class MemoryFit:
         self._attempts = [] if attempts is None else attempts
 
     def run(self, start: Plan | None, moves: Iterable[MemoryMove]) -> Plan:
-        """The best plan that `moves` make of `start`, with the log of what was tried.
+        """Return the best plan that `moves` make of `start`, with the log of what was tried.
 
         Args:
             start: a priced plan, the fastest of all; None: each move finds plans of its own.
@@ -71,7 +71,7 @@ class MemoryFit:
         )
 
     def refine(self, plan: Plan, moves: Iterable[MemoryMove]) -> Plan:
-        """The best plan that `moves` make of a priced one, on their own; the log goes on."""
+        """Return the best plan that `moves` make of a priced one, on their own; the log goes on."""
         return MemoryFit(self.excess, self._attempts)._best_of(plan, moves)
 
     def _best_of(self, start: Plan | None, moves: Iterable[MemoryMove]) -> Plan:
@@ -90,7 +90,7 @@ class MemoryFit:
         return not self.excess(plan)
 
     def best(self) -> Plan:
-        """The fastest of the plans that fit, or that of which least is missing."""
+        """Return the fastest of the plans that fit, or that of which least is missing."""
         return min(self.tried, key=lambda plan: (self.excess(plan), seconds_or_zero(plan)))
 
     def is_settled(self) -> bool:
@@ -108,8 +108,7 @@ class MemoryFit:
 
 
 def is_near(plan: Plan, other: Plan) -> bool:
-    """Whether predictions cannot tell that a plan is slower than another; nothing is told of plans
-    without prices."""
+    """Whether predictions cannot tell that a plan is slower than another; true without prices."""
     if plan.cost is None or other.cost is None:
         return True
     return plan.cost.seconds <= other.cost.seconds * (1 + UNCERTAINTY)

@@ -23,12 +23,12 @@ LEAST_SAVING = 0.01
 (empirical)."""
 
 HOPELESS = 1.5
-"""How many times the memory of a device a rank would have to store at least for a search of plans
-that fit to be left out: what is stored at least is known to about that (views share memory)."""
+"""Ratio of the least memory of a rank to its device's from which plans that fit are not searched:
+the least memory is known to about that (views share memory)."""
 
 
 def solve_under_memory_limit(problem: Problem, planner: Planner) -> Plan:
-    """The planner's plan, with what it takes to fit.
+    """Return the planner's plan, with what it takes to fit.
 
     Where the fastest plan of all does not fit, moves are tried (`fit`): its optimizer slots are
     sharded; layouts that store less are found; repeated blocks are recomputed, the one that saves
@@ -61,7 +61,7 @@ def _moves_of_choice(
 
 
 def _moves(problem: Problem, planner: Planner, away: OffloadPlan) -> Iterator[MemoryMove]:
-    """The moves where memory decides what is recomputed; `away` lies in host memory.
+    """The moves where memory decides what is recomputed; `away` is in host memory.
 
     Sharding slots moves as many bytes as summing gradients does, so it comes first. Another layout
     exchanges more, recomputing computes more; either may be what a byte costs least by, so both

@@ -1,4 +1,4 @@
-"""The move of steps in microbatches and in stages: a layout for less memory than there is.
+"""Memory move that searches the layout again for less memory, for steps in microbatches or stages.
 
 Planners price a step in one piece on the ranks of one stage. What it stores in microbatches, or a
 rank of some stage stores, is known once it is priced so; where that is too much, the layout is
@@ -16,7 +16,7 @@ from tfpar.plans import Plan
 from tfpar.spec import MemoryLimitError
 
 ATTEMPTS = 3
-"""How many limits of memory are searched with."""
+"""Number of memory limits that are searched with."""
 
 
 class LimitedLayout(NamedTuple):
@@ -40,7 +40,7 @@ class LayoutSource(Protocol):
         ...
 
     def find(self, limit: float) -> LimitedLayout:
-        """The one that is found for a limit.
+        """Find a layout for a limit.
 
         Raises:
             MemoryLimitError: there is none.
@@ -48,11 +48,11 @@ class LayoutSource(Protocol):
         ...
 
     def room(self, plan: Plan) -> float:
-        """The limit over what a plan stores as it runs, of the rank where that is least."""
+        """Return the limit over what a plan stores as it runs, of the rank where that is least."""
         ...
 
     def lighter(self, plan: Plan, fit: MemoryFit) -> Plan:
-        """What other moves make of a plan as it runs."""
+        """Apply the other moves to a plan as it runs."""
         ...
 
 

@@ -1,4 +1,5 @@
-"""Errors that no plan fits into memory: what lies where, how much is lacking, and what would help.
+"""Errors that no plan fits into memory: what is stored where, how much is lacking, and what would
+help.
 
 `check_room` knows it before anything is searched, by a lower bound; `memory_error` says it of the
 best plan that was found.
@@ -58,7 +59,7 @@ class LeastMemory:
 
     @classmethod
     def of(cls, problem: Problem) -> LeastMemory:
-        """The least that the ranks of a problem store."""
+        """Return the least that the ranks of a problem store."""
         ratio = problem.state_ratio or 0.0
         weights = [v for v in problem.graph.variables if v.trainable]
         others = [v for v in problem.graph.variables if not v.trainable]
@@ -138,14 +139,14 @@ def check_room(problem: Problem, limits: Sequence[float]) -> None:
 
 
 def memory_error(plan: Plan, partitioned: PartitionedGraph, problem: Problem) -> MemoryLimitError:
-    """The error that says by how much the best plan does not fit.
+    """Return the error that says by how much the best plan does not fit.
 
-    Of a pipeline, the plan is of the whole step on one set of ranks, and the limit what a rank of
-    each may store, together.
+    Of a pipeline, the plan is of the whole step on the ranks of one actor, and the limit what a
+    rank of each may store, together.
 
     Args:
         plan: as a planner found it, with its cost.
-        partitioned: the step's graph as the plan lays it.
+        partitioned: the step's graph, partitioned by the plan.
     """
     assert plan.cost is not None, "a plan that was priced"
     cost, limit, sets = plan.cost, problem.memory_limit, problem.num_actors

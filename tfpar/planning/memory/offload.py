@@ -1,4 +1,5 @@
-"""What of a step lies in host memory between its uses (see `ir.passes.offload_slots`)."""
+"""Offload: selection of slots and activations that stay in host memory between their uses (see
+`ir.passes.offload_slots`)."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ def select_offloads(
     gradients: Sequence[Gradient] = (),
     state_ratio: float | None = None,
 ) -> OffloadPlan:
-    """The names of what a user asks to have offloaded.
+    """Select the names of what a user asks to have offloaded.
 
     Args:
         state_ratio: bytes of slots per byte of weight; None where the graph holds the slots.
@@ -39,7 +40,7 @@ def select_offloads(
 
 
 def weights_with_slots(graph: Graph, state_ratio: float | None) -> list[str]:
-    """The names of weights that have optimizer slots; arguments as of `select_offloads`."""
+    """Return the names of weights that have optimizer slots; arguments as of `select_offloads`."""
     if state_ratio is None:
         having = {*slots_of(graph).values()}
         return [v.name for v in graph.variables if v.name in having]
@@ -63,12 +64,13 @@ def _chosen_weights(asked: bool | Sequence[str], weights: Sequence[str]) -> tupl
 
 
 def slots_of(graph: Graph) -> dict[str, str]:
-    """The optimizer slots of a graph that holds the optimizer: the weight of each, by name."""
+    """Return the optimizer slots of a graph that holds the optimizer: the weight of each, by
+    name."""
     return {slot.name: weight.name for slot, (weight, _) in prepare(graph).followed.items()}
 
 
 def bound_to_device(graph: Graph) -> frozenset[str]:
-    """The names of weights with slots that an op of the graph needs on the device."""
+    """Return the names of weights with slots that an op of the graph needs on the device."""
     state = [v.name for v in graph.variables if not v.trainable]
     needed = needed_on_device(graph, state)
     slots = slots_of(graph) if needed else {}  # which takes a moment to find out
@@ -78,7 +80,7 @@ def bound_to_device(graph: Graph) -> frozenset[str]:
 def offload_graph_slots(
     graph: Graph, weights: Sequence[str], slots: Mapping[str, str], gradients: Sequence[Gradient]
 ) -> Graph:
-    """A copy of `graph` in which the slots of these weights lie in host memory.
+    """Return a copy of `graph` in which the slots of these weights are in host memory.
 
     Args:
         slots: `slots_of` the graph.
@@ -93,7 +95,7 @@ def offload_graph_slots(
 def offload_graph_activations(
     graph: Graph, names: Sequence[str], gradients: Sequence[Gradient] = ()
 ) -> Graph:
-    """A copy of `graph` that has in host memory what the blocks called so keep.
+    """Return a copy of `graph` that has in host memory what the blocks called so keep.
 
     Raises:
         PlanError: no such block.
@@ -105,7 +107,7 @@ def offload_graph_activations(
 
 
 def offloaded_problem(problem: Problem, names: OffloadPlan) -> Problem:
-    """The problem of planning the step so. It keeps its fingerprint: that of the step.
+    """Return the problem of planning the step so. It keeps its fingerprint: that of the step.
 
     Where devices compute in the memory of their hosts, it is the same: nothing is saved or copied.
     """

@@ -1,9 +1,8 @@
-"""Plans that have slots, or activations, in the memory of hosts, since they do not fit else (TAP
-§IV-H).
+"""Memory moves that offload slots or activations to the memory of hosts (TAP §IV-H).
 
 Each byte of a slot, or of an activation, crosses the link to the host twice a step. So the slots of
 no more weights are offloaded than it takes, the largest first: these save most for each copy that
-has to start. Nothing is searched anew: a found plan is priced with them there.
+has to start. No plan is searched again: the one found is priced with them there.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from tfpar.spec import replicated_spec
 
 @dataclasses.dataclass(frozen=True)
 class OffloadActivations:
-    """What blocks keep, offloaded: of as few blocks as it takes to fit, and slots besides if it is
-    not enough.
+    """Move that offloads the saved activations of as few blocks as it takes to fit, and slots
+    besides if it is not enough.
 
     Attributes:
         layout: a priced plan that has nothing offloaded.
@@ -53,16 +52,17 @@ class OffloadActivations:
 
 
 def offload_slots_to_fit(plan: Plan, problem: Problem) -> Plan | None:
-    """`plan` with as many of its slots in host memory as it takes to fit, sharded before: each rank
-    then moves a part of them; None if the user has decided, or there are none."""
+    """Return `plan` with as many of its slots in host memory as it takes to fit, sharded before:
+    each rank then moves a part of them; None if the user has decided, or there are none."""
     if not problem.decides_offload:
         return None  # nothing is priced in vain
     return with_offloaded_slots(with_sharded_slots(plan, problem) or plan, problem)
 
 
 def with_offloaded_slots(plan: Plan, problem: Problem) -> Plan | None:
-    """`plan`, which has a cost, with as many of its slots in host memory as it takes to fit, or as
-    there are, and as the whole of it costs then; None if there are none, or the user has decided.
+    """Return `plan`, which has a cost, with as many of its slots in host memory as it takes to fit,
+    or as there are, and as the whole of it costs then; None if there are none, or the user has
+    decided.
     """
     if plan.cost is None:
         return None
@@ -77,8 +77,8 @@ def with_offloaded_slots(plan: Plan, problem: Problem) -> Plan | None:
 def with_offloaded_activations(
     plan: Plan, problem: Problem, blocks: tuple[str, ...]
 ) -> Plan | None:
-    """`plan`, which has a cost, with what these blocks keep in host memory, as the whole of it
-    costs then; None if the user has decided."""
+    """Return `plan`, which has a cost, with what these blocks keep in host memory, as the whole of
+    it costs then; None if the user has decided."""
     if plan.cost is None or not problem.decides_offload:
         return None
     offloaded = dataclasses.replace(plan.offloaded, activations=blocks)
@@ -91,7 +91,7 @@ def _priced(plan: Plan, problem: Problem) -> Plan:
 
 
 def with_slots_away(plan: Plan, problem: Problem) -> Plan | None:
-    """The same with all that there are, and not priced yet."""
+    """Offload all slots of a plan, not priced yet; None if there are none."""
     names = tuple(_slot_bytes(plan, problem))
     return _away(plan, names) if names else None
 

@@ -1,4 +1,4 @@
-"""What a step stores at its peak, as searches take it before its graph is looked at op by op."""
+"""Model of a step's peak memory, for searches that do not look at its graph op by op."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from tfpar.cost.cost import Cost
 
 @dataclasses.dataclass(frozen=True)
 class PeakMemoryModel:
-    """How the sums of activations and gradients come to what is stored at once.
+    """Estimate of the peak bytes of a step from its sums of activations and gradients.
 
     The backward pass frees activations while it makes gradients. So at its peak a step stores the
-    larger of the two sums, and a part of the smaller one: little where layers are alike, nearly all
+    larger of the two sums, and a part of the smaller one: little where layers are equal, nearly all
     where the last of them has most weights.
 
     Attributes:
@@ -32,7 +32,7 @@ class PeakMemoryModel:
 
     @classmethod
     def of(cls, cost: Cost) -> PeakMemoryModel:
-        """As it is in a step in one piece with this cost, whose peak is known."""
+        """Calibrate the model on a step in one piece with this cost, whose peak is known."""
         less, more = sorted((cost.gradient_bytes, cost.activation_bytes))
         live = cost.memory_bytes - cost.weight_bytes - cost.state_bytes
         of_more = min(1.0, live / more) if more else 1.0
@@ -43,7 +43,7 @@ class PeakMemoryModel:
         return cls(of_more, of_less, beyond - gathered - copied, copied, gathered)
 
     def least(self, other: PeakMemoryModel) -> PeakMemoryModel:
-        """The less of each."""
+        """Take the smaller value of each attribute."""
         return PeakMemoryModel(
             min(self.of_more, other.of_more),
             min(self.of_less, other.of_less),
@@ -53,14 +53,14 @@ class PeakMemoryModel:
         )
 
     def live_bytes(self, cost: Cost) -> float:
-        """What a step in one piece with these sums stores at its peak, variables left out."""
+        """Return the peak bytes of a step in one piece with these sums, variables left out."""
         less, more = sorted((cost.gradient_bytes, cost.activation_bytes))
         kept = self.of_more * more + self.of_less * less + self.copied + self.gathered
         return kept + self.besides
 
     def in_microbatches(self, cost: Cost, microbatches: int, kept_part: float) -> float:
-        """The same for a step in microbatches: the sums of gradients and what is gathered of
-        variables are stored from the beginning on.
+        """Return the peak bytes of a step in microbatches: the sums of gradients and what is
+        gathered of variables are stored from the beginning on.
 
         Args:
             cost: of the step in one piece.

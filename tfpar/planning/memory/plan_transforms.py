@@ -1,5 +1,5 @@
-"""The problem of a step as a plan runs it: blocks computed again, optimizer slots by themselves,
-and what lies in host memory."""
+"""Transforms of a problem to the step that a plan runs: recomputed blocks, separate optimizer
+slots, and offload."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from tfpar.plans import OffloadPlan, Plan
 
 
 def apply_plan_transforms(problem: Problem, plan: Plan) -> Problem:
-    """The problem of the step as `plan` runs it. It keeps its fingerprint: that of the step."""
+    """Return the problem of the step as `plan` runs it. It keeps its fingerprint: that of the
+    step."""
     problem = apply_memory_transforms(problem, plan.recompute, plan.offloaded)
     weights = frozenset(name for name, v in plan.variables.items() if v.slots is not None)
     if not weights or problem.state_ratio is None:  # then the graph has the slots themselves
@@ -27,7 +28,7 @@ def apply_plan_transforms(problem: Problem, plan: Plan) -> Problem:
 def apply_memory_transforms(
     problem: Problem, recompute: tuple[str, ...], offloaded: OffloadPlan
 ) -> Problem:
-    """The problem of the step that computes blocks again, and has things in host memory."""
+    """Return the problem of the step that computes blocks again, and has things in host memory."""
     return offloaded_problem(recomputed_problem(problem, recompute), offloaded)
 
 

@@ -1,4 +1,5 @@
-"""Which blocks of a model are computed again in the backward pass (see `ir.passes.recompute`).
+"""Recomputation: selection of blocks that are run again in the backward pass (see
+`ir.passes.recompute`).
 
 Candidates are the instances of shared subgraphs (TAP §IV-C): the layers of a transformer. They are
 called after their weights, whose paths are the same in every process; other parts of a model are
@@ -25,10 +26,10 @@ from tfpar.spec import PlanError, SpecError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Blocks:
-    """What can be computed again of a step.
+    """Blocks and scopes of a step that can be recomputed.
 
     Attributes:
-        repeats: names of blocks that are alike, in the order in which they run.
+        repeats: names of equal blocks, in the order in which they run.
         ops: forward ops of these blocks, by name.
         scopes: of other parts, by the scopes of their ops without the numbers of calls.
     """
@@ -39,7 +40,8 @@ class Blocks:
 
     @classmethod
     def of(cls, graph: Graph, gradients: Sequence[Gradient] = ()) -> Blocks:
-        """The blocks of a step whose `gradients` are marked (or whose updates are cut off)."""
+        """Return the blocks of a step whose `gradients` are marked (or whose updates are cut
+        off)."""
         searched = planning_graph(graph, gradients).graph
         roles = Roles.of(searched)
         nodes = cluster(searched, roles)
@@ -65,7 +67,7 @@ class Blocks:
         return cls(names, found, scopes)
 
     def chosen(self, asked: bool | Sequence[str], option: str = "recompute=") -> tuple[str, ...]:
-        """The names of the blocks that a user asks for.
+        """Return the names of the blocks that a user asks for.
 
         Args:
             asked: all blocks that repeat (True), none, or those whose names, or their ends, match
@@ -90,10 +92,10 @@ class Blocks:
         return tuple(found)
 
     def named(self, names: Sequence[str], told: str) -> list[Sequence[Op]]:
-        """The ops of the blocks called so; one that lies in another goes with that.
+        """Return the ops of the blocks called so; one within another goes with that.
 
         Args:
-            told: what the plan does with a block `{}`, in messages.
+            told: the plan's treatment of a block `{}`, in messages.
 
         Raises:
             PlanError: no such block.
@@ -115,7 +117,7 @@ class Blocks:
 def recompute_blocks(
     graph: Graph, names: Sequence[str], gradients: Sequence[Gradient] = ()
 ) -> Graph:
-    """A copy of `graph` that computes the blocks called so again in the backward pass.
+    """Return a copy of `graph` that computes the blocks called so again in the backward pass.
 
     Raises:
         PlanError: no such block.
@@ -126,7 +128,7 @@ def recompute_blocks(
 
 
 def recomputed_problem(problem: Problem, names: tuple[str, ...]) -> Problem:
-    """The problem of planning the step so. It keeps its fingerprint: that of the step."""
+    """Return the problem of planning the step so. It keeps its fingerprint: that of the step."""
     if not names:
         return problem
     known = problem.memo.of(RecomputedProblems)
@@ -151,7 +153,7 @@ class RecomputedGraphs(dict[tuple[Graph, tuple[str, ...]], Graph]):
 
 
 def with_changed_graph(problem: Problem, graph: Graph) -> Problem:
-    """The problem of planning a changed copy of its graph, whose ops keep their names."""
+    """Return the problem of planning a changed copy of its graph, whose ops keep their names."""
     ops = {op.name: op for op in graph.ops}
     return dataclasses.replace(
         problem,
@@ -165,7 +167,7 @@ def with_changed_graph(problem: Problem, graph: Graph) -> Problem:
 
 
 def _name(block: Sequence[GraphNode], paths: Sequence[str]) -> str:
-    """What the paths of a block's weights, and of no others, begin with; else its first layer."""
+    """Return the common prefix of a block's weights that no others have; else its first layer."""
     own = list(dict.fromkeys(w.name for node in block for w in node.weights))
     shared = os.path.commonprefix([f"{path.rpartition('/')[0]}/" for path in own]).rstrip("/_")
     others = (p for p in paths if p not in own and p.startswith(shared))

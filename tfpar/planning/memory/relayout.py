@@ -1,4 +1,5 @@
-"""Moves that search: the fastest layout with sharded slots; layouts for a limit of memory."""
+"""Memory moves that search again: the fastest layout with sharded slots; layouts for a limit of
+memory."""
 
 from __future__ import annotations
 
@@ -115,7 +116,7 @@ class ShardedFastestPlans(dict[tuple[Planner, tuple[LogicalMesh, ...]], Plan | N
 
 
 def fastest_plan(problem: Problem, planner: Planner) -> Plan:
-    """The planner's fastest plan of all, whatever it stores; it is searched once."""
+    """Return the planner's fastest plan of all, whatever it stores; it is searched once."""
     known, key = problem.memo.of(FastestPlans), (planner, tuple(problem.meshes))
     if key not in known:
         known[key] = planner.solve(problem.with_objective(memory_limit=math.inf))
@@ -123,8 +124,8 @@ def fastest_plan(problem: Problem, planner: Planner) -> Plan:
 
 
 def fastest_with_sharded_slots(problem: Problem, planner: Planner) -> Plan | None:
-    """The same with its optimizer slots sharded, where that may be what makes it fit; it is priced
-    once."""
+    """Shard the optimizer slots of the fastest plan, where that may be what makes it fit; it is
+    priced once."""
     plan = fastest_plan(problem, planner)
     if not may_fit_with_sharded_slots(plan, problem):
         return None

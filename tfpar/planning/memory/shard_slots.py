@@ -1,4 +1,4 @@
-"""Optimizer slots sharded over the ranks that have the same of their weights (ZeRO-1).
+"""Sharding of optimizer slots over the ranks on which their weights are replicated (ZeRO-1).
 
 What a rank stores of an optimizer is divided by the number of ranks that would hold the same. Each
 updates its part of a weight: gradients are scattered as they are summed, and what comes of them is
@@ -26,7 +26,7 @@ def may_fit_with_sharded_slots(plan: Plan, problem: Problem) -> bool:
 
 
 def shard_slots(plan: Plan, problem: Problem) -> Plan | None:
-    """`plan` with the slots of its weights split, not priced yet; None if none can be.
+    """Return `plan` with the slots of its weights split, not priced yet; None if none can be.
 
     Slots of matrices and larger weights are split: those of vectors are no more than what it takes
     to say so.
@@ -42,8 +42,8 @@ def shard_slots(plan: Plan, problem: Problem) -> Plan | None:
 
 
 def with_sharded_slots(plan: Plan, problem: Problem) -> Plan | None:
-    """`plan`, which has a cost, with the slots of its weights split, as the whole of it costs then;
-    None if none can be."""
+    """Return `plan`, which has a cost, with the slots of its weights split, as the whole of it
+    costs then; None if none can be."""
     found = None if plan.cost is None else shard_slots(plan, problem)
     if found is None:
         return None
@@ -52,7 +52,8 @@ def with_sharded_slots(plan: Plan, problem: Problem) -> Plan | None:
 
 
 def saved_by_sharded_slots(plan: Plan, problem: Problem) -> float:
-    """Bytes, at most, that `with_sharded_slots` saves of the optimizer state of a rank."""
+    """Return the bytes, at most, that `with_sharded_slots` saves of the optimizer state of a
+    rank."""
     if not _has_slots(problem):
         return 0.0
     if problem.state_ratio is None:  # which of its variables they are is not known

@@ -29,10 +29,10 @@ from tfpar.spec import MemoryLimitError, PlanError
 from tfpar.spec.quantities import format_bytes
 
 STAGES_SECONDS = 1.0
-"""What stages may take to be found for the plan of an interrupted search, in seconds."""
+"""Time limit, in seconds, for finding the stages of an interrupted search's plan."""
 
 REASSIGNED = 4
-"""How often layers are assigned anew for what one search has found."""
+"""Number of times that layers are reassigned for the plan of one search."""
 
 
 class StageStep(Protocol):
@@ -44,7 +44,7 @@ class StageStep(Protocol):
         ...
 
     def find(self, problem: Problem) -> Plan:
-        """The layout of the ranks of one stage.
+        """Find the layout of the ranks of one stage.
 
         Raises:
             MemoryLimitError: none fits.
@@ -54,7 +54,8 @@ class StageStep(Protocol):
     def assign(
         self, layout: Plan, before: Plan | None = None, deadline: Deadline | None = None
     ) -> Plan:
-        """`layout` in stages, not priced yet: other ones than in `before`, which does not fit.
+        """Assign `layout` to stages, not priced yet: other ones than in `before`, which does not
+        fit.
 
         Raises:
             PlanError: there is no assignment.
@@ -62,7 +63,7 @@ class StageStep(Protocol):
         ...
 
     def price(self, plan: Plan) -> Plan | None:
-        """A plan in stages with its cost; None if the step does not train."""
+        """Price a plan in stages; None if the step does not train."""
         ...
 
 
@@ -83,8 +84,8 @@ class StagedFit:
         )
 
     def run(self, layout: Plan) -> Plan:
-        """A layout in stages that fit, or another one, with what it costs so; without a cost if the
-        step does not train.
+        """Return a layout in stages that fit, or another one, with what it costs so; without a cost
+        if the step does not train.
 
         Args:
             layout: that was found for all memory.
@@ -160,7 +161,7 @@ class StagedFit:
         )
 
     def moves(self) -> list[ChangeSlots | Reassign]:
-        """The moves that search no layout, of the one that was found last."""
+        """Return the moves that search no layout, of the one that was found last."""
         assert self.layout is not None, "a layout that was found"
         return [*self.slot_moves, Reassign(self._step, self.layout, self.slot_moves)]
 
@@ -223,10 +224,10 @@ class Reassign:
 
 
 def with_prices(plan: Plan, problem: Problem, cluster: Cluster) -> Plan:
-    """A plan with stages that was not searched, with what it costs.
+    """Price a plan with stages that was not searched.
 
-    It stays without where it does not train, or where a set of ranks has nothing to do that takes
-    time: such a plan runs, though nobody would find it.
+    It stays without where it does not train, or where an actor has nothing to do that takes time:
+    such a plan runs, though nobody would find it.
 
     Args:
         cluster: the machines of all ranks.
@@ -254,7 +255,8 @@ def _staged(plan: Plan) -> PipelineCost:
 
 
 def _excess(plan: Plan) -> float:
-    """What a rank holds beyond what it may, of the stage that lacks most, host memory included."""
+    """Return the bytes that a rank of the most overfull stage holds beyond its memory, host
+    included."""
     return max(0.0, *(s.excess_bytes + s.host_excess_bytes for s in _staged(plan).stages))
 
 

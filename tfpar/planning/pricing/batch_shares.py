@@ -32,13 +32,13 @@ MIN_SAVING = 0.02
 is compared with itself."""
 
 _ROUNDS = 4
-"""How often shares are set by what the last ones let ranks take: samples take about as long each,
-beside what does not depend on them (the update, the start of ops), so few are needed."""
+"""Number of times that shares are set by the times under the last ones: samples take about as long
+each, beside what does not depend on them (the update, the start of ops), so few are needed."""
 
 
 def uneven_axes(plan: Plan, cluster: Cluster) -> list[int]:
-    """The axes that split the batch of `plan` along which devices of `cluster` differ, be it in one
-    stage."""
+    """Return the axes that split the batch of `plan` along which devices of `cluster` differ, be it
+    in one stage."""
     if cluster.one_memory:
         return []
     mesh, parts = plan.mesh, actor_clusters(plan, cluster)
@@ -55,8 +55,8 @@ def uneven_axes(plan: Plan, cluster: Cluster) -> list[int]:
 def optimize_shares(
     step: StepPricer, plan: Plan, cluster: Cluster, batch_size: int, memory_limit: float
 ) -> Plan:
-    """`plan` with the shares of the batch that make it fastest, and with its cost then; as it is,
-    if none are faster than equal ones.
+    """Return `plan` with the shares of the batch that make it fastest, and with its cost then; as
+    it is, if none are faster than equal ones.
 
     Args:
         step: that it is for.
@@ -105,7 +105,7 @@ def _tried_in(
     """The same of so many units each.
 
     Raises:
-        CannotShare: the step does not split so.
+        UnevenSplitError: the step does not split so.
     """
     equal = units / len(even)
     points = [(equal, seconds_of(found)) for found in even]
@@ -143,8 +143,8 @@ class LinearTimeModel(NamedTuple):
 
 
 def balance_units(lines: Sequence[LinearTimeModel], units: int) -> tuple[int, ...]:
-    """`units`, at least one for each line, with which the longest takes least; of equal ones the
-    first gets more."""
+    """Share out `units`, at least one for each line, so that the longest takes least; of equal ones
+    the first gets more."""
     shares = [1] * len(lines)
     # One more goes where it takes least: none could have gone to another and ended sooner.
     waiting = [(line.seconds(2), i) for i, line in enumerate(lines)]

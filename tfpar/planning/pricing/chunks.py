@@ -1,4 +1,5 @@
-"""In how many chunks a rank computes its part of the batch (ATP §4.1), once the plan is found."""
+"""Choice of the number of chunks in which a rank computes its part of the batch (ATP §4.1), once
+the plan is found."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ what is compared is one plan with itself, whose predictions are off alike."""
 
 
 def choose_num_chunks(plan: Plan, problem: Problem) -> Plan:
-    """`plan` with the number of chunks that costs least."""
+    """Choose the number of chunks in which `plan` costs least."""
     if plan.cost is None or _hideable(plan, problem) < MIN_SAVING * plan.cost.seconds:
         return plan
     ranks = plan.mesh.group_size(tuple(plan.mesh.axis(n) for n in plan.batch_axes))

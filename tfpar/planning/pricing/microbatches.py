@@ -10,7 +10,7 @@ from tfpar.plans import Plan
 
 
 def price_in_microbatches(plan: Plan, problem: Problem) -> Plan:
-    """`plan` in the microbatches of the problem, with what it costs so."""
+    """Price `plan` in the microbatches of the problem."""
     plan = dataclasses.replace(
         plan, microbatches=problem.microbatches, batch_statistics=problem.batch_statistics
     )

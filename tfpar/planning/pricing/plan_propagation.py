@@ -16,17 +16,18 @@ from tfpar.propagation.prepared_graph import prepare
 
 
 def propagate_plan(plan: Plan, problem: Problem) -> PartitionedGraph:
-    """The whole graph of a problem as `plan` lays it, with what it computes again."""
+    """Partition the whole graph of a problem by `plan`, with what it computes again."""
     return propagate_transformed(plan, apply_plan_transforms(problem, plan))
 
 
 def propagate_transformed(
     plan: Plan, problem: Problem, whole: Collection[Tensor] = ()
 ) -> PartitionedGraph:
-    """The whole graph of a problem as `plan` lays it, which is as the plan runs it already.
+    """Partition the whole graph of a problem by `plan`, where the graph is as the plan runs it
+    already.
 
     Args:
-        whole: see `propagation.prepared_graph.prepare`.
+        whole: see `prepared_graph.prepare`.
     """
     with collection_paused():
         prepared = prepare(problem.graph, whole=whole)
@@ -37,7 +38,7 @@ def propagate_transformed(
 
 
 def priced_roles(laid: PartitionedGraph, problem: Problem) -> Roles:
-    """The roles of the ops of a problem's whole graph, of which stand-ins cost nothing."""
+    """Return the roles of the ops of a problem's whole graph, of which stand-ins cost nothing."""
     stand_ins = dict.fromkeys(problem.zero_cost_ops, 0)
     return Roles.of(
         laid.graph,

@@ -2,8 +2,8 @@
 
     price_plan(plan, problem, cluster, batch_size)      the plan, with what it costs as it runs
 
-A step is laid once (`StepPricer`), and priced in any number of pieces, in any schedule of its
-stages, on any machines of as many ranks. Searches price what changes of a plan; what they find
+A step is partitioned once (`StepPricer`), and priced in any number of pieces, in any schedule of
+its stages, on any machines of as many ranks. Searches price what changes of a plan; what they find
 costs what it does here.
 """
 
@@ -35,30 +35,31 @@ from tfpar.spec import Mesh, UnevenMesh
 
 
 class StepPricer(Protocol):
-    """A step laid by a plan, which is priced again and again."""
+    """Pricer of a step that a plan has partitioned, in any pieces and stages."""
 
     def price(self, plan: Plan, ranks: Sequence[int] = (), mesh: UnevenMesh | None = None) -> Plan:
-        """`plan`, which lays the step so, with what it costs in its pieces or its schedule.
+        """Return `plan`, which has partitioned the step so, with its cost in its pieces or its
+        schedule.
 
         Args:
-            ranks: of its mesh, at whose pace all run; by default each set of ranks at its own.
+            ranks: of its mesh, at whose pace all run; by default each actor at its own.
             mesh: as they see it, if they have unequal shares of the batch.
 
         Raises:
-            CannotShare: the step does not split in these shares.
+            UnevenSplitError: the step does not split in these shares.
             ScheduleError: tasks of its stages wait for each other.
         """
         ...
 
     def on(self, cluster: Cluster) -> StepPricer:
-        """The same step on other machines of as many ranks."""
+        """Return the pricer of the same step on other machines of as many ranks."""
         ...
 
 
 def price_plan(
     plan: Plan, problem: Problem, cluster: Cluster, batch_size: int | None = None
 ) -> Plan | None:
-    """`plan` with what it costs as it runs; None if it is in stages and the step does not train.
+    """Price `plan` as it runs; None if it is in stages and the step does not train.
 
     Args:
         problem: that it is for, of the ranks of one stage.
@@ -78,14 +79,15 @@ def price_plan(
 
 
 def price_whole(plan: Plan, problem: Problem) -> tuple[Cost, PartitionedGraph]:
-    """The cost of a plan that computes its batch in one piece, without stages, and the partitioned
-    graph."""
+    """Price a plan that computes its batch in one piece, without stages; return the partitioned
+    graph, too."""
     step = SingleStagePricer.of(plan, problem, problem.cluster)
     return step.price_whole(), step.laid
 
 
 def make_step_pricer(plan: Plan, problem: Problem, cluster: Cluster) -> StepPricer | None:
-    """The step of a problem as `plan` lays it; arguments and errors as of `price_plan`."""
+    """Return the pricer of a problem's step, partitioned by `plan`; arguments and errors as of
+    `price_plan`."""
     if plan.stages is None:
         return SingleStagePricer.of(plan, problem, cluster)
     cut = PipelinePricer.of(plan, problem)
@@ -94,10 +96,10 @@ def make_step_pricer(plan: Plan, problem: Problem, cluster: Cluster) -> StepPric
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SingleStagePricer:
-    """A step whose ranks all run all of it.
+    """Pricer of a step of which each rank runs all ops.
 
     Attributes:
-        laid: what a plan makes of it.
+        laid: its partitioned graph under a plan.
         roles: of its graph.
         cluster: the machines.
         state_ratio: see `evaluate`.
@@ -115,7 +117,7 @@ class SingleStagePricer:
 
     @classmethod
     def of(cls, plan: Plan, problem: Problem, cluster: Cluster) -> SingleStagePricer:
-        """The step of a problem as `plan` lays it."""
+        """Return the pricer of a problem's step, partitioned by `plan`."""
         with collection_paused():
             again = apply_plan_transforms(problem, plan)
             laid = propagate_transformed(plan, again)
@@ -139,7 +141,7 @@ class SingleStagePricer:
         return dataclasses.replace(plan, cost=cost)
 
     def price_whole(self) -> Cost:
-        """The cost of the batch in one piece."""
+        """Price the batch in one piece."""
         return evaluate(self.laid, self.cluster, self.roles, self.state_ratio)
 
     def _cut(self, count: int, mesh: UnevenMesh | None) -> tuple[PartitionedGraph, BatchStatistics]:
@@ -180,7 +182,7 @@ class PipelineStepPricer:
 def price_along(
     step: StepPricer, plan: Plan, cluster: Cluster, axis: int, mesh: UnevenMesh | None = None
 ) -> list[Plan]:
-    """`plan` with what a step costs at each coordinate of `axis`; see `StepPricer.price`.
+    """Price a step of `plan` at each coordinate of `axis`; see `StepPricer.price`.
 
     Args:
         mesh: with the shares of the coordinates, if they are unequal.
@@ -199,7 +201,7 @@ def price_along(
 def price_own_shares(
     step: StepPricer, plan: Plan, cluster: Cluster, batch_size: int | None
 ) -> Plan:
-    """`plan`, which was priced in equal shares, with what it costs in those that it has.
+    """Price `plan`, which was priced in equal shares, in those that it has.
 
     Args: as of `planning.pricing.batch_shares.optimize_shares`.
     """
@@ -212,8 +214,8 @@ def price_own_shares(
 def slowest_ranks(
     step: StepPricer, plan: Plan, cluster: Cluster, batch_size: int | None
 ) -> tuple[Sequence[int], UnevenMesh | None]:
-    """The ranks of a plan's mesh that take longest with its shares, and the mesh as they see it; of
-    equal shares, all.
+    """Return the ranks of a plan's mesh that take longest with its shares, and the mesh as they see
+    it; of equal shares, all.
 
     Args: as of `planning.pricing.batch_shares.optimize_shares`.
     """
@@ -227,7 +229,7 @@ def slowest_ranks(
 
 
 def ranks_along(mesh: Mesh, axis: int) -> list[list[int]]:
-    """The ranks of each coordinate of `axis`."""
+    """Return the ranks of each coordinate of `axis`."""
     found: list[list[int]] = [[] for _ in range(mesh.shape[axis])]
     for rank in range(mesh.size):
         found[mesh.coordinates(rank)[axis]].append(rank)
@@ -235,7 +237,7 @@ def ranks_along(mesh: Mesh, axis: int) -> list[list[int]]:
 
 
 def actor_clusters(plan: Plan, cluster: Cluster) -> list[Cluster]:
-    """The machines of each set of ranks."""
+    """Return the subcluster of each actor."""
     if plan.stages is None:
         return [cluster]
     return [cluster.part(group) for group in plan.stages.groups(plan.mesh.size)]
@@ -256,7 +258,7 @@ SIZES = (
 
 
 def combine_slowest(along: Sequence[Plan]) -> Plan:
-    """A plan whose ranks take these: the times of the slowest, the most memory."""
+    """Combine plans to one with the times of the slowest and the most memory."""
     found = max(along, key=seconds_of)
     fullest = cost_of(max(along, key=_filled))
     cost = dataclasses.replace(cost_of(found), **{n: getattr(fullest, n) for n in SIZES})

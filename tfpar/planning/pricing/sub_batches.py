@@ -1,4 +1,4 @@
-"""A planned step with the batch of a rank in parts, chunks or microbatches: what is priced."""
+"""Planned step for pricing, with the batch of a rank in sub-batches: chunks or microbatches."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class SubBatchStep:
     def of(
         cls, plan: Plan, problem: Problem, whole: PartitionedGraph, roles: Roles
     ) -> SubBatchStep | None:
-        """The problem's step under `plan`; None if it does not train."""
+        """Return the problem's step under `plan`; None if it does not train."""
         if BACKWARD not in roles.phase.values():
             return None
         return cls(problem, step_anchors(plan, problem), whole, roles)
 
     def cut(self, parts: int) -> PartitionedGraph:
-        """The step on the mesh with an axis of so many parts behind its own."""
+        """Return the step on the mesh with an axis of so many parts behind its own."""
         return split_batch(self.whole, self.anchors, self.problem.batched, parts)
 
     def statistics(self, cut: PartitionedGraph) -> BatchStatistics:
-        """Of the batch, those that each microbatch has of its own.
+        """Find the statistics of the batch that each microbatch has of its own.
 
         Args:
             cut: the step in microbatches.

@@ -1,1 +1,1 @@
-"""Stages of a pipeline: which part of a step runs in which of them."""
+"""Assignment of the parts of a step to the stages of a pipeline."""

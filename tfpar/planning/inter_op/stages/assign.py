@@ -1,16 +1,16 @@
-"""Units to stages (Rhino §5): what stages send each other is least, while they take alike.
+"""Assignment of units to stages (Rhino §5): least traffic between stages of balanced time.
 
     assign(graph, num_stages) -> Assignment
 
 No stage takes more than the average and a tolerance; where stages differ in pace, each takes its
 own seconds (`slowdowns`). Where units are too large for that, none takes more than in the best cut
-of the units in their order. Where it is known what devices have room for (`memory_budget`), no
-assignment is looked at that does not fit. What sends least of the units in the order that they have
-is found at once (`chain_dp`). Where they have others too, a small program looks for something
-better (`stage_ilp`); of a large one, that order is what is used.
+of the units in their order. With a `memory_budget`, only assignments that fit are considered. The
+least traffic with the units in their given order is found at once (`chain_dp`). Where other orders
+are possible, a small program looks for something better (`stage_ilp`); if it were large, that order
+is used.
 
-Stages that take alike may have to be cut where much is sent. If a link takes longer for that than
-any stage computes (`links`), they may take less alike, and what takes the shortest step is used.
+Balanced stages may have to be cut where much is sent. If a link then takes longer than any stage
+computes (`links`), the balance is relaxed, and the assignment with the shortest step is used.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ TOLERANCE = 0.1
 """By how much, relative to the average, a stage may take longer."""
 
 LOOSER = (0.25, 0.5)
-"""How far from the average stages may be where a link keeps the step. Not farther, however slow it
-is: the stages that are asked for are to share the work."""
+"""Tolerances of the balance, relative to the average, where a link limits the step. There are no
+larger ones, however slow it is: the stages that are asked for are to share the work."""
 
 SOLVED = 5000
 """Units times stages squared up to which an integer program looks for what sends less than stages
@@ -81,11 +81,11 @@ def assign(
     tolerance: float = TOLERANCE,
     deadline: Deadline | None = None,
 ) -> Assignment:
-    """The assignment that sends least, each stage with a unit at least; among those that the solver
-    could have taken, one whose stages take more alike.
+    """Find the assignment that sends least, each stage with a unit at least; among those that the
+    solver could have taken, one whose stages are better balanced.
 
     Args:
-        paces: of stages (`slowdowns`); by default all alike.
+        paces: of stages (`slowdowns`); by default all 1.
         rooms: what the devices of stages can hold; None: everything.
         links: between the devices of stages; None: what is sent takes no time.
         tolerance: by how much, relative to the average, a stage may take longer.
@@ -93,8 +93,8 @@ def assign(
 
     Raises:
         ArgumentError: paces that are not one for each stage, or not above 0.
-        PlanError: there are more stages than units, or what is fixed leaves no assignment; it is
-            a NothingFits if only `memory_budget` leave none, or none was found in time.
+        PlanError: there are more stages than units, or what is fixed leaves no assignment; it is an
+            InfeasibleAssignment if only `rooms` leave none, or none was found in time.
         SearchStopped: the search was given up meanwhile.
     """
     integer("num_stages", num_stages, 1)

@@ -1,4 +1,4 @@
-"""In which stages a unit can be (Rhino §5.2).
+"""Bounds on the stage of each unit (Rhino §5.2).
 
 Fixed units bound what they read and what reads them. So does balance: all that a unit depends on,
 its ancestors, must fit into the stages up to its own, and all that depends on it, its descendants,
@@ -39,7 +39,7 @@ SLACK = 1e-9
 
 
 def fixed_bounds(graph: UnitGraph, num_stages: int) -> Bounds:
-    """From the units that are fixed.
+    """Bound the stages of units by those of the units that are fixed.
 
     Raises:
         TooManyStages, PlanError: no assignment gives every stage a unit; says why.
@@ -87,7 +87,7 @@ def fixed_bounds(graph: UnitGraph, num_stages: int) -> Bounds:
 
 
 def seed_each_stage(bounds: Bounds, num_stages: int) -> dict[int, int]:
-    """Units by stage, one for each stage as far as there is one.
+    """Choose a unit for each stage, as far as there is one.
 
     A stage takes, of the units that can be there, the one that has to be placed first: that
     leaves the fewest stages empty.
@@ -124,7 +124,7 @@ def balanced_bounds(
     most_seconds: float,
     paces: Paces | None = None,
 ) -> Bounds | None:
-    """`bounds`, narrowed to where no stage takes more than `most_seconds`; None: there is none."""
+    """Narrow `bounds` to where no stage takes more than `most_seconds`; None: there is none."""
     paces = normalize_slowdowns(paces, num_stages)
     if balanced_seconds(graph.seconds, paces) > most_seconds * (1 + SLACK):
         return None
@@ -142,7 +142,8 @@ def balanced_bounds(
 
 
 def _stages_filled(seconds: float, most_seconds: float, together: Sequence[float]) -> int:
-    """How many stages it takes, one at least.
+    """Count the stages that so many seconds of work fill, one at least, if none takes more than
+    `most_seconds`.
 
     Args:
         together: what one stage, two, ... do together in the time that one of pace 1 does 1.

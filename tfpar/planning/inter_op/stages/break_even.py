@@ -1,4 +1,5 @@
-"""By how much links would have to be faster or slower for another plan to be taken."""
+"""Break-even speed of links: the factor by which they would have to be faster or slower for another
+plan to be taken."""
 
 from __future__ import annotations
 
@@ -11,14 +12,14 @@ MOST = 1024.0
 """The largest factor that is looked at: no one has such links instead."""
 
 NEAR = 1.1
-"""How near, as a ratio, the factor that is found is to the least one."""
+"""Precision of the factor that is found: its largest ratio to the least one."""
 
 Wins = Callable[[float], bool]
 """Whether a rival is taken if links are so many times as fast."""
 
 
 def find_break_even_factor(wins: Wins, faster_first: bool, deadline: Deadline) -> float | None:
-    """The factor nearest to 1 by which links would have to be as fast for a rival to be taken.
+    """Find the factor nearest to 1 by which links would have to be as fast for a rival to be taken.
 
     At the factor that is returned it is; at one nearer to 1 by `NEAR`, and at the powers of two
     between, it is not.

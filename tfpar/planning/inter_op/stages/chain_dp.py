@@ -1,4 +1,4 @@
-"""What sends least of units in the order that they have: no solver is needed.
+"""Exact minimum of the traffic between stages for units in a chain, by dynamic programming.
 
 Stages are runs of units then. A stage of the units from `start` to `end` receives the same whatever
 the other stages are:
@@ -45,7 +45,7 @@ def minimize_chain_traffic(
     rooms: MemoryBudget | None = None,
     least_seconds: float = 0.0,
 ) -> Stages | None:
-    """The runs of units that send least; None if there are none.
+    """Find the runs of units that send least; None if there are none.
 
     Args:
         bounds: of each unit, the stages in which it can be.

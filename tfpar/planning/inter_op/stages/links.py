@@ -1,7 +1,7 @@
-"""What lies between the devices of stages, where it may be what keeps a step.
+"""Links between the devices of stages, for steps that a link may limit.
 
-A step takes about what `cost.closed_form` says, where a link is passed by one microbatch at a time
-as a stage is; as much comes back over it as goes forth.
+A step takes about what `cost.closed_form` says, where one microbatch at a time passes a link, as a
+stage; as much comes back over it as goes forth.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tfpar.planning.inter_op.stages.units import UnitGraph
 
 @dataclasses.dataclass(frozen=True)
 class StageLinks:
-    """Where stages run, and how their ranks are joined.
+    """Links between the actors of a pipeline, and the seconds of a step that they allow.
 
     Attributes:
         cluster: the machines of all ranks.
@@ -41,7 +41,7 @@ class StageLinks:
         )
 
     def step_seconds(self, graph: UnitGraph, stages: Sequence[int], paces: Paces) -> float:
-        """What a step takes, about, with units in these stages."""
+        """Estimate the seconds of a step with units in these stages."""
         computed, sent = self._computed(graph, stages, paces), self._sent(graph, stages)
         slowest = max([*computed, *sent.values()])
         return pipeline_seconds(self.microbatches, slowest, sum(computed), 2 * sum(sent.values()))

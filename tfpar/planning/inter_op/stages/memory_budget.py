@@ -1,15 +1,15 @@
-"""What the devices of stages have room for, where units that are laid for speed alone do not fit.
+"""Linear memory budget of stages, for assigning units when the fastest assignment does not fit.
 
-What a rank holds is known of stages that were priced, units in some stages. From there on it is
-taken to grow with the weights of its units (their gradients and slots go with them), and with what
-of a microbatch their backward passes read, for as many microbatches as are in flight:
+The model is calibrated on an assignment that has been priced. The bytes of a rank of actor a are
+linear in its units:
 
     held_a = sum over the stages s of actor a, over the units i in s,
                  w weights_i + in_flight_s k kept_i  + what else was held
 
-w and k are bytes that all ranks held in those stages, for a byte of the whole model, and what else
-was held makes the sum exact for them. So units that fit so may still not fit, which a price of
-the new stages says; but stages that hold too much get less.
+w scales weights to persistent bytes (with gradients and slots), k the saved activations to one
+microbatch; both are the average over all ranks of the priced assignment, and the constant makes
+the sum exact for it. It is an estimate, not a bound: an assignment within the budget must still be
+priced, and may be infeasible; but stages that hold too much get less.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class InfeasibleAssignment(PlanError):
 
 @dataclasses.dataclass(frozen=True)
 class MemoryBudget:
-    """How much the devices of each stage can hold, of units.
+    """Bytes that the ranks of each stage can hold of units.
 
     Attributes:
         actors: that run each stage.
@@ -48,18 +48,18 @@ class MemoryBudget:
     per_kept: Sequence[float]
 
     def of_unit(self, unit: Unit, stage: int) -> float:
-        """Bytes that a rank of `stage` holds for `unit`."""
+        """Return the bytes that a rank of `stage` holds for `unit`."""
         return unit.weight_bytes * self.per_weight + unit.kept_bytes * self.per_kept[stage]
 
     def held(self, graph: UnitGraph, stages: Sequence[int]) -> list[float]:
-        """Bytes that a rank of each actor holds for its units."""
+        """Return the bytes that a rank of each actor holds for its units."""
         found = [0.0] * len(self.limits)
         for unit, stage in zip(graph.units, stages, strict=True):
             found[self.actors[stage]] += self.of_unit(unit, stage)
         return found
 
     def limit(self, stage: int) -> float:
-        """Bytes that a rank may hold for the units of a stage, if it has no others."""
+        """Return the bytes that a rank may hold for the units of a stage, if it has no others."""
         return self.limits[self.actors[stage]] * (1 + SLACK)
 
     def too_small(self, graph: UnitGraph) -> bool:
@@ -90,7 +90,7 @@ class PricedAssignment:
     cost: PipelineCost
 
     def rooms(self, graph: UnitGraph, unit_of: Mapping[Op, int]) -> MemoryBudget:
-        """What its devices have room for, of the units of `graph`."""
+        """Return the memory budget that its stages leave for the units of `graph`."""
         before: dict[int, int] = {}
         for op, unit in unit_of.items():
             if op in self.stages:

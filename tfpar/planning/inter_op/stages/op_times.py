@@ -1,4 +1,4 @@
-"""What each op of a step takes on one device, and how much longer stages on other devices take."""
+"""Seconds of each op of a step on one device, and the slowdown of stages on other devices."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class SingleDeviceProfile:
         self._known: dict[Device, dict[Op, float]] = {}
 
     def seconds(self, cluster: Cluster) -> Mapping[Op, float]:
-        """Seconds of each op by itself; loops and branches with their bodies. Of devices that
-        differ it is the slowest."""
+        """Return the seconds of each op by itself; loops and branches with their bodies. Of devices
+        that differ it is the slowest."""
         if cluster.device not in self._known:
             pricer = Pricer(_ONE, cluster, self._roles)
             found = dict.fromkeys(self._prepared.graph.ops, 0.0)
@@ -37,8 +37,8 @@ class SingleDeviceProfile:
         return self._known[cluster.device]
 
     def paces(self, cluster: Cluster, actors: Sequence[int], size: int) -> Paces:
-        """The pace of each stage, relative to `seconds`: what the ops of the forward and backward
-        pass take together on its devices. All are 1 where stages have the same devices.
+        """Return the pace of each stage, relative to `seconds`: what the ops of the forward and
+        backward pass take together on its devices. All are 1 where stages have the same devices.
 
         Args:
             cluster: the machines of all ranks.

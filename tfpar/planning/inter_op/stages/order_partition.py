@@ -1,4 +1,4 @@
-"""Assignments without a solver: units in an order, cut into stages that take alike."""
+"""Assignments without a solver: units in an order, cut into balanced stages."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def partition_order(
     paces: Paces | None = None,
     rooms: MemoryBudget | None = None,
 ) -> Stages | None:
-    """The assignment whose slowest stage takes least, of those that cut an order of the units; None
-    where, with what is fixed and what there is room for, no order that is tried can be cut.
+    """Find the assignment whose slowest stage takes least, of those that cut an order of the units;
+    None where, with what is fixed and the memory budget, no order that is tried can be cut.
 
     Orders that are tried: as the units are, and, which matters where some are fixed, by the first
     and by the last stage in which they can be. Bounds never fall along an edge: each is
@@ -141,7 +141,7 @@ def rebalance(
     paces: Paces | None = None,
     rooms: MemoryBudget | None = None,
 ) -> Stages:
-    """`stages` with single units moved to where there is room, as long as the slowest stages get
+    """Move single units of `stages` to where there is room, as long as the slowest stages get
     faster (the two stages of each move: the slower of them) and no more is sent."""
     found, paces = list(stages), normalize_slowdowns(paces, num_stages)
     seconds = graph.stage_seconds(found, paces)

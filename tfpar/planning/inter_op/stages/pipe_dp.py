@@ -1,4 +1,5 @@
-"""Layers to stages whose devices and links differ (auto3d, Algorithm 2 `pipe_dp`, equation 4).
+"""Assignment of layers to stages whose devices and links differ (auto3d, Algorithm 2 `pipe_dp`,
+equation 4).
 
 A step takes what `cost.closed_form` says: its slowest stage counts once for each microbatch.
 Algorithm 2 has a table over (layers, stages, slowest stage so far), the last of them any time that
@@ -46,7 +47,7 @@ class ChainLayer:
 
 @dataclasses.dataclass(frozen=True)
 class StageDevice:
-    """What a stage runs on.
+    """Device of a stage: its speed, its memory, and its link to the next stage.
 
     Attributes:
         speed: relative to the device that `ChainLayer.seconds` are of.
@@ -87,7 +88,7 @@ def pipe_dp(
     *,
     in_flight: Sequence[int] | None = None,
 ) -> LayerAssignment:
-    """The layers in stages, in their order, that take least by equation 4.
+    """Assign the layers to stages, in their order, so that a step takes least by equation 4.
 
     Args:
         places: of the stages, in their order.
@@ -110,7 +111,8 @@ def try_pipe_dp(
     *,
     in_flight: Sequence[int] | None = None,
 ) -> LayerAssignment | None:
-    """What `pipe_dp` returns; None if nothing fits, which it takes a second program to explain.
+    """Return the assignment of `pipe_dp`, or None if nothing fits, which it takes a second program
+    to explain.
 
     Raises:
         PlanError: there are more stages than layers.

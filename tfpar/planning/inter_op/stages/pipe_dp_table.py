@@ -1,4 +1,4 @@
-"""The program behind `pipe_dp`: cuts of a chain of layers, over arrays.
+"""Dynamic program behind `pipe_dp`: cuts of a chain of layers, over arrays.
 
 A step takes (m - 1) T + total(T) (`cost.closed_form`), where T is what the slowest stage may take
 of a microbatch, and total(T) the least that all stages and what they send take if none takes longer
@@ -32,7 +32,7 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 TOGETHER = 32
-"""How many values of T are tried at once."""
+"""Number of values of T that are tried at once."""
 
 
 class LayerCut(NamedTuple):
@@ -44,7 +44,7 @@ class LayerCut(NamedTuple):
 
 
 class PipeDpTable:
-    """What runs of layers take in each stage.
+    """Table of the seconds and bytes of runs of layers in each stage.
 
     Args:
         seconds, fixed, kept, sent: of each layer, as those of `pipe_dp.ChainLayer`.
@@ -80,17 +80,19 @@ class PipeDpTable:
         self._first = [known[case] for case in cases]
 
     def seconds(self, stage: int, start: int, end: int) -> float:
-        """Of a microbatch in the layers from `start` to `end`, which is left out."""
+        """Return the seconds of a microbatch in the layers from `start` to `end`, which is left
+        out."""
         return (self._sums[end] - self._sums[start]) / self._speeds[stage]
 
     def sent_seconds(self, stage: int, end: int) -> float:
-        """Of a microbatch from a stage that ends before layer `end` to the next, if any."""
+        """Return the seconds of a microbatch from a stage that ends before layer `end` to the next,
+        if any."""
         if stage == len(self._speeds) - 1:
             return 0.0
         return float(self._sent[end]) / self._bandwidths[stage]
 
     def stored(self, stage: int, start: int, end: int) -> float:
-        """Bytes of these layers."""
+        """Return the bytes of these layers."""
         kept = self._kept[end] - self._kept[start]
         return float(self._fixed[end] - self._fixed[start] + self._in_flight[stage] * kept)
 
@@ -138,7 +140,8 @@ class PipeDpTable:
         return float(least[-1])
 
     def _between(self, low: float, high: float) -> Floats:
-        """What runs of layers take in any stage, above one and up to the other: in order."""
+        """Return the distinct seconds of runs of layers in any stage, above `low` and up to `high`,
+        in order."""
         found = [runs[(runs > low) & (runs <= high)] for runs in self._runs.values()]
         return np.unique(np.concatenate(found))
 

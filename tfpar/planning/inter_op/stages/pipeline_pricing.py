@@ -1,4 +1,4 @@
-"""What a plan with stages costs."""
+"""Pricing of plans with stages."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class PipelinePricer:
 
     @classmethod
     def of(cls, plan: Plan, problem: Problem) -> PipelinePricer | None:
-        """The step of `plan`; None if it does not train.
+        """Return the pricer of the step of `plan`; None if it does not train.
 
         Raises:
             PlanError: the plan gives an op no stage, or a variable two.
@@ -57,7 +57,7 @@ class PipelinePricer:
         among: Sequence[int] = (),
         mesh: UnevenMesh | None = None,
     ) -> PipelineCostModel:
-        """What its stages cost with the microbatches and sets of ranks of `plan`.
+        """Return the cost model of its stages with the microbatches and actors of `plan`.
 
         Args:
             plan: that was cut, maybe with another schedule, or with recomputed stages.
@@ -66,7 +66,7 @@ class PipelinePricer:
             mesh: that of a stage as they see it, if they have unequal shares of the batch.
 
         Raises:
-            CannotShare: the step does not split in these shares.
+            UnevenSplitError: the step does not split in these shares.
             TfparError: the cluster has fewer ranks.
         """
         assert plan.stages is not None, "a plan with stages"
@@ -96,7 +96,7 @@ class PipelinePricer:
         among: Sequence[int] = (),
         mesh: UnevenMesh | None = None,
     ) -> Plan:
-        """`plan` with what it costs; arguments and errors as of `prices`.
+        """Price `plan`; arguments and errors as of `prices`.
 
         Raises:
             ScheduleError: tasks wait for each other.
@@ -108,8 +108,8 @@ class PipelinePricer:
         return _with_cost(plan, cost, staged_cost(prices, schedule, timeline))
 
     def scheduled(self, plan: Plan, cluster: Cluster) -> Plan:
-        """`plan` in the schedule that is simulated to be fastest, of those that fit into memory;
-        arguments and errors as of `pipeline_pricing`."""
+        """Price `plan` in the schedule that is simulated to be fastest, of those that fit into
+        memory; arguments and errors as of `prices`."""
         assert plan.stages is not None, "a plan with stages"
         schedule, prices = plan.stages.schedule, self.prices(plan, cluster)
         with collection_paused():
@@ -129,7 +129,7 @@ class PipelinePricer:
 
 
 MOST_CUT = 4
-"""How many cut plans are kept: they are priced one after the other."""
+"""Number of cut plans that are kept: they are priced one after the other."""
 
 
 class PipelinePricerMemo:
@@ -139,7 +139,8 @@ class PipelinePricerMemo:
         self._kept: list[tuple[tuple[object, ...], PipelinePricer | None]] = []
 
     def of(self, plan: Plan, problem: Problem) -> PipelinePricer | None:
-        """As `PipelinePricer.of`, for problems that differ in machines and in what is asked for."""
+        """Return the pricer of `PipelinePricer.of`, one for problems that differ in machines and in
+        what is asked for."""
         assert plan.stages is not None, "a plan with stages"
         key = (
             problem.graph,
@@ -170,7 +171,7 @@ class PipelinePricerMemo:
 
 
 def price_best_schedule(plan: Plan, problem: Problem, cluster: Cluster) -> Plan | None:
-    """The same in the schedule that is simulated to be fastest, of those that fit into memory.
+    """Price `plan` in the schedule that is simulated to be fastest, of those that fit into memory.
 
     Args and errors: as of `planning.pricing.price.price_plan`; the plan's schedule says which
     stages lie together.
@@ -187,8 +188,8 @@ def _with_cost(plan: Plan, cost: Cost, staged: PipelineCost) -> Plan:
 
 
 def cut_in_stages(plan: Plan, problem: Problem) -> tuple[SubBatchStep, dict[Op, int]] | None:
-    """The problem's step as it runs in the stages of `plan`, and the stage of every op; None if it
-    does not train.
+    """Cut the problem's step for the stages of `plan`, and return the stage of every op, too; None
+    if it does not train.
 
     Raises:
         PlanError: the plan gives an op no stage, or a variable two.

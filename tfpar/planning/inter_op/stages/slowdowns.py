@@ -1,9 +1,9 @@
-"""How fast stages are, where their devices differ.
+"""Slowdown of stages whose devices differ.
 
-The *pace* of a stage is what it takes for a second's work of the device that units' seconds are of:
-2 if it is half as fast. All that compares stages compares their seconds at their own paces. The
-average is what each would take if work could be divided at will: all of it, divided by the sum of
-1 / pace.
+The *pace* of a stage is its slowdown: the seconds that it takes for a second's work of the device
+that units' seconds are of, 2 if it is half as fast. All that compares stages compares their seconds
+at their own paces. The average is what each would take if work could be divided at will: all of it,
+divided by the sum of 1 / pace.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Paces = Sequence[float]
 
 
 def normalize_slowdowns(paces: Paces | None, num_stages: int) -> Paces:
-    """The pace of each stage; by default all alike.
+    """Return the pace of each stage; by default all are 1.
 
     Raises:
         ArgumentError: not one for each stage, or one that is not above 0, or has no end.
@@ -31,13 +31,13 @@ def normalize_slowdowns(paces: Paces | None, num_stages: int) -> Paces:
 
 
 def cumulative_throughput(paces: Paces) -> list[float]:
-    """What the stages up to each do together, itself included, in the time that a stage of pace 1
-    does 1."""
+    """Return for each stage the work that it and the stages before it do together in the time that
+    a stage of pace 1 does 1."""
     return [*itertools.accumulate(1.0 / pace for pace in paces)]
 
 
 def balanced_seconds(seconds: float, paces: Paces) -> float:
-    """What each stage would take if all took alike.
+    """Return the seconds of each stage if all took equally long.
 
     Args:
         seconds: of all work, on a stage of pace 1.

@@ -66,14 +66,14 @@ def minimize_traffic(
     paces: Paces | None = None,
     rooms: MemoryBudget | None = None,
 ) -> tuple[Stages, float]:
-    """The stages that send least, and how far, at most, they are above the least, relatively.
+    """Find the stages that send least, and how far, at most, they are above the least, relatively.
 
     Args:
         bounds: of each unit, the stages in which it can be.
         most_seconds: that a stage may take.
         start: an assignment that keeps to all this, for the case that nothing better is found in
             time.
-        paces: of stages; by default all alike.
+        paces: of stages; by default all 1.
         rooms: what the devices of stages can hold; None: everything.
 
     Raises:
@@ -104,8 +104,8 @@ def minimize_bottleneck(
     paces: Paces | None = None,
     rooms: MemoryBudget | None = None,
 ) -> Stages:
-    """The stages of which the slowest takes least; or, if none are found in time, or there is room
-    for none, any.
+    """Find the stages of which the slowest takes least; or, if none are found in time, or there is
+    room for none, any.
 
     Raises:
         SearchStopped: the search was given up meanwhile.
@@ -222,7 +222,7 @@ class StageIlp:
         self.problem.setObjective(pulp.LpAffineExpression(objective.terms))
 
     def solve(self, deadline: Deadline) -> Stages | None:
-        """The best stages found in time, if any.
+        """Return the best stages found in time, if any.
 
         Raises:
             SearchStopped: the search was given up meanwhile.
@@ -307,6 +307,6 @@ class StageIlp:
         return total
 
     def _taken(self, k: int, seconds: float) -> _Sum:
-        """What the units in stage k take at its pace, in so many seconds."""
+        """Return the time of the units in stage k at its pace, in units of `seconds`."""
         working = ((i, unit.seconds) for i, unit in enumerate(self.graph.units) if unit.seconds)
         return self._within(k, {i: own * self.paces[k] / seconds for i, own in working})

@@ -2,11 +2,11 @@
 
 Units are taken as coarse as balance allows, from three levels: blocks that repeat, and the
 GraphNodes between them; GraphNodes; single ops. Only those go to the next level amid which a stage
-would end if all took alike. So a deep model is a short program, and a shallow one can still be cut
-anywhere. Where units of a level read of each other in a circle (a scope that
-is left and entered again), or are to be in two stages at once, the next level takes their place.
-What touches a variable that the forward pass writes, such as running statistics, stays together, as
-does what reads a list, or a tensor of unknown shape, and what makes it.
+would end if all took equally long. So a deep model is a short program, and a shallow one can still
+be cut anywhere. Where units of a level read of each other in a circle (a scope that is left and
+entered again), or are to be in two stages at once, the next level takes their place. What touches a
+variable that the forward pass writes, such as running statistics, stays together, as does what
+reads a list, or a tensor of unknown shape, and what makes it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class StepUnits:
     unit_of: Mapping[Op, int]
 
     def forward_stages(self, stages: Sequence[int]) -> dict[Op, int]:
-        """The stage of each op, of those of the units; `stages_of_step` takes it."""
+        """Return the stage of each op, of those of the units; `stages_of_step` takes it."""
         return {op: stages[unit] for op, unit in self.unit_of.items()}
 
 
@@ -75,12 +75,12 @@ def assign_step(
     tolerance: float = TOLERANCE,
     deadline: Deadline | None = None,
 ) -> tuple[StepUnits, Assignment]:
-    """The stages of a step's units that send least, as `assign` finds them.
+    """Assign a step's units to the stages that send least, as `assign` finds them.
 
     Args:
         seconds: of one op, forward or backward, of a whole batch, on a stage of pace 1.
         fixed: stages of ops, as far as they are given; the rest of a unit goes with them.
-        paces: of stages; by default all alike.
+        paces: of stages; by default all 1.
         before: stages in which they do not fit into memory: others are found that may.
         links: between the devices of stages; None: what is sent takes no time.
         tolerance: by how much, relative to the average, a stage may take longer. Finer units are
@@ -90,7 +90,7 @@ def assign_step(
 
     Raises:
         PlanError: there are more stages than units of any level, or what is fixed leaves no
-            assignment; it is a NothingFits if units of no level fit.
+            assignment; it is an InfeasibleAssignment if units of no level fit.
         SearchStopped: the search was given up meanwhile.
     """
     given, paces = fixed or {}, normalize_slowdowns(paces, num_stages)
@@ -135,8 +135,8 @@ def assign_step(
 
 
 def _too_large(units: StepUnits, depth: Mapping[Op, int], deepest: int, paces: Paces) -> list[Op]:
-    """The ops of units that are to be cut, of those that can be: where stages that take alike would
-    end amid them; or else those that take half as long as the longest at least."""
+    """The ops of units that are to be cut, of those that can be: where balanced stages would end
+    amid them; or else those that take half as long as the longest at least."""
     coarse: dict[int, list[Op]] = {}
     for op, unit in units.unit_of.items():
         if depth[op] < deepest:
@@ -187,7 +187,7 @@ def parts_in_order(
     fixed: Mapping[Op, int],
     depth: dict[Op, int],
 ) -> list[list[Op]]:
-    """The ops of each unit, in a topological order.
+    """Return the ops of each unit, in a topological order.
 
     Args:
         joined: ops that stay together.
@@ -261,7 +261,7 @@ def _name(part: Sequence[Op]) -> str:
 
 
 def _flows(graph: Graph, roles: Roles, unit_of: Mapping[Op, int]) -> tuple[Flow, ...]:
-    """What units read of each other; tensors of the same maker and readers as one."""
+    """Return the flows between units; tensors of the same maker and readers are one flow."""
     consumers = graph.consumers()
     weights = {v.handle for v in graph.variables if v.trainable}
     trained: set[Op] = set()  # gradients come back to what depends on weights

@@ -1,4 +1,4 @@
-"""What is assigned to stages: units of a model, and what they read of each other.
+"""Units of a model, which are assigned to stages, and the flows between them.
 
 It says nothing of where units come from: `unit_builder` makes them from a training step.
 """
@@ -15,7 +15,7 @@ from tfpar.spec.arguments import finite, integer
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """A part of a model that lies in one stage.
+    """Part of a model that is assigned to one stage.
 
     Attributes:
         name: for messages.
@@ -117,14 +117,14 @@ class UnitGraph:
         return tuple(dict.fromkeys((f.source, r) for f in self.flows for r in f.readers))
 
     def stage_seconds(self, stages: Sequence[int], paces: Paces) -> list[float]:
-        """What each stage takes at its pace, with units in these stages."""
+        """Return the seconds of each stage at its pace, with units in these stages."""
         found = [0.0] * len(paces)
         for unit, stage in zip(self.units, stages, strict=True):
             found[stage] += unit.seconds * paces[stage]
         return found
 
     def sent_bytes(self, stages: Sequence[int]) -> float:
-        """What a step sends between stages, with units in these stages."""
+        """Return the bytes that a step sends between stages, with units in these stages."""
         total = 0.0
         for flow in self.flows:
             total += flow.num_bytes * len({stages[r] for r in flow.readers} - {stages[flow.source]})

@@ -1,1 +1,1 @@
-"""Strategies of stages x data x tensor on clusters whose devices need not be alike (auto3d)."""
+"""Strategies of stages x data x tensor on clusters whose devices may differ (auto3d)."""

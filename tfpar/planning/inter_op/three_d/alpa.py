@@ -1,4 +1,4 @@
-"""Alpa's two levels (Zheng et al. 2022, §5): stages whose devices need not be equally many.
+"""Alpa's two levels (Zheng et al. 2022, §5): stages on submeshes of different sizes.
 
 The inner level takes, for a run of layers on a submesh, the shape (data x tensor) of it that takes
 least of a microbatch and fits. The outer one puts layers and devices into stages:
@@ -11,9 +11,9 @@ For each t_max in turn that any stage may take, the least sum of stages of at mo
     F(s, k, d) = min over submeshes of n devices and ends i of
                  t(k..i, n, s) + F(s - 1, i, d - n)        of layers from k on, s stages, d devices
 
-with s also saying how many microbatches the stage has in flight. Larger t_max are left out once
-(M - 1) t_max alone is more than the best T. As in the paper all machines count as alike (here, as
-the slowest device and link are), and what stages send counts nothing.
+with s also saying how many microbatches the stage has in flight. Larger t_max are left out once (M
+- 1) t_max alone is more than the best T. As in the paper all machines count as equal (here, to the
+slowest device and link), and what stages send counts nothing.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class AlpaStage(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class AlpaPlan:
-    """What Alpa's two levels find.
+    """Plan of Alpa's two levels: stages, each on a submesh, and their microbatch.
 
     Attributes:
         stages: in order; they take the ranks of the cluster one after the other.
@@ -66,7 +66,7 @@ class AlpaPlan:
     seconds: float
 
     def strategy(self) -> Strategy3D:
-        """The plan as a strategy, of stages that are alike.
+        """Convert the plan to a strategy, whose stages are equal.
 
         Raises:
             PlanError: they are not.
@@ -84,14 +84,14 @@ class AlpaPlan:
 
 
 def alpa(model: StrategyProblem, equal: bool = False) -> AlpaPlan:
-    """The plan that takes least by the objective of the outer level.
+    """Find the plan that takes least by the objective of the outer level.
 
     Args:
-        model: on devices that are alike; `baselines.alpa` makes them so.
+        model: on equal devices; `baselines.alpa` makes them so.
         equal: all stages have submeshes of one shape.
 
     Raises:
-        PlanError: nothing fits, or the machines are not alike.
+        PlanError: nothing fits, or the machines are not equal.
     """
     if len({device.name for device in model.cluster.devices}) > 1:
         raise PlanError("Alpa takes all devices to be alike; give it the slowest in place of each.")
@@ -117,7 +117,7 @@ class _Priced(NamedTuple):
 
 
 class SubmeshCosts:
-    """What runs of layers take on submeshes: the inner level.
+    """Costs of runs of layers on submeshes: the inner level.
 
     Args:
         shape: the only one that a submesh may have, if any.
@@ -141,14 +141,15 @@ class SubmeshCosts:
             self.sizes = [size for size in self.sizes if size == math.prod(shape)]
 
     def of_one_shape(self) -> Iterator[SubmeshCosts]:
-        """Those whose submeshes all have the same shape, of each that there is."""
+        """Yield the costs with submeshes of one shape, for each shape that there is."""
         for size in self.sizes:
             if self.model.cluster.size % size == 0:
                 for shape in self._shapes(size):
                     yield SubmeshCosts(self.model, self.microbatch, shape)
 
     def best(self, layers: range, size: int, in_flight: int) -> tuple[float, AlpaStage | None]:
-        """Seconds of a microbatch, its share of the sum of gradients included, and the shape."""
+        """Return the seconds of a microbatch, its share of the sum of gradients included, and the
+        shape."""
         kinds = tuple(sorted(collections.Counter(map(self._name, layers)).items()))
         if (kinds, size) not in self._priced:
             self._priced[kinds, size] = [self._price(kinds, *shape) for shape in self._shapes(size)]

@@ -1,4 +1,4 @@
-"""What a plan of Alpa's takes on the machines that there are, which need not be alike."""
+"""Simulation of Alpa's plans on the cluster as it is, with machines that may differ."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from tfpar.planning.inter_op.three_d.time_terms import exchange_seconds, packed
 
 
 def simulate_alpa(model: StrategyProblem, plan: AlpaPlan) -> SimulatedTimeline:
-    """A step as the events of its tasks (1F1B), each stage as slow as the slowest of its ranks.
+    """Simulate a step as the events of its tasks (1F1B), each stage as slow as the slowest of its
+    ranks.
 
     Each rank gets the samples of its copy from one rank of the stage before.
     """

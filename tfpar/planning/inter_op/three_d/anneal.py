@@ -18,7 +18,7 @@ ITERATIONS = 500
 """As in the paper's experiments (§5)."""
 
 DRAWS = 10
-"""How often a neighbour is drawn, and then any point, until there is one that was not priced."""
+"""Number of draws of a neighbour, and then of any point, until one was not priced before."""
 
 SWEEP, RETURNS = 2, 10
 """Half of the iterations at most goes through the degrees; after a tenth without a better
@@ -41,7 +41,7 @@ def anneal(
     starts: Iterable[Strategy3D] = (),
     progress: Progress | None = None,
 ) -> StrategySearchResult:
-    """A good strategy where there are too many to price all of them.
+    """Find a good strategy where there are too many to price all of them.
 
     A part of the iterations goes through the degrees, those with the least bound first, on ranks in
     their order, and on kinds of machines one after the other. From the best of these on neighbours
@@ -53,7 +53,7 @@ def anneal(
             as it does not end so.
         starts: strategies that are among those that are compared at the end; their degrees are gone
             through first.
-        progress: is told of each point that is priced.
+        progress: is called with each point that is priced.
 
     Raises:
         PlanError: there is no strategy; a MemoryLimitError if none was found that fits.

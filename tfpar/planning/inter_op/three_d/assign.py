@@ -1,4 +1,5 @@
-"""Layers to the stages of a strategy whose degrees and placement are given, and batch to copies."""
+"""Assignment of layers to the stages of a strategy whose degrees and placement are given, and of
+the batch to copies."""
 
 from __future__ import annotations
 
@@ -20,13 +21,14 @@ from tfpar.planning.inter_op.three_d.time_terms import (
 
 
 def even_counts(layers: int, stages: int) -> tuple[int, ...]:
-    """As many layers in each stage, or one more in the first."""
+    """Divide the layers evenly among the stages, the first of which get one more where it does not
+    come out even."""
     each, more = divmod(layers, stages)
     return tuple(each + (stage < more) for stage in range(stages))
 
 
 def assign_layers(model: StrategyProblem, strategy: Strategy3D) -> Strategy3D | None:
-    """The strategy with the layers in each stage that take least by equation 4.
+    """Assign to each stage of the strategy the layers that take least by equation 4.
 
     A stage has one speed: that of its ranks with all layers of the model. Each of an actor's
     stages may store as many bytes.
@@ -72,7 +74,8 @@ def assign_layers(model: StrategyProblem, strategy: Strategy3D) -> Strategy3D | 
 
 
 def balance_microbatches(model: StrategyProblem, strategy: Strategy3D) -> Strategy3D:
-    """The strategy with microbatches for each copy so that the copy that takes longest takes least.
+    """Give each copy of the strategy so many microbatches that the copy that takes longest takes
+    least.
 
     A copy takes as long for each microbatch as its slowest actor does. Each has one microbatch at
     least; the next one always goes to the copy that would be through with it first, which is best
@@ -108,8 +111,8 @@ def balance_microbatches(model: StrategyProblem, strategy: Strategy3D) -> Strate
 
 
 def overlap_gradient_sums(model: StrategyProblem, strategy: Strategy3D) -> Strategy3D:
-    """The strategy with gradients summed layer by layer during the backward pass, if less of that
-    is waited for: each layer's sum starts anew."""
+    """Have the strategy sum gradients layer by layer during the backward pass, if less of that is
+    waited for: each layer's sum starts anew."""
     if strategy.data == 1 or not model.table.sums_overlap:
         return strategy
     other = dataclasses.replace(strategy, overlap=strategy.overlap._replace(gradients=True))

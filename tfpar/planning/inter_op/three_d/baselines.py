@@ -1,4 +1,4 @@
-"""What others choose, in the same space and priced the same way: to compare with."""
+"""Baselines: choices of other systems in the same space, priced the same way."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def random_search(
     seconds: float = math.inf,
     progress: Progress | None = None,
 ) -> StrategySearchResult:
-    """The best of strategies that are drawn from the whole space (auto3d, §5).
+    """Find the best of strategies that are drawn from the whole space (auto3d, §5).
 
     Args:
         seconds: after which the search ends with what it has, one strategy at least.
-        progress: is told of each point that is priced.
+        progress: is called with each point that is priced.
 
     Raises:
         PlanError: there is no strategy; a MemoryLimitError if none that was drawn fits.
@@ -77,7 +77,7 @@ def random_search(
 
 
 def alpa(model: StrategyProblem, equal: bool = False) -> AlpaPlan:
-    """What Alpa's two levels find, to which all machines are as the slowest device and link.
+    """Plan by Alpa's two levels, as if every device and link were the slowest one of the cluster.
 
     Args:
         equal: all stages have submeshes of one shape.

@@ -1,8 +1,8 @@
-"""The part of a cluster that the groups of an actor's ranks share links in.
+"""Contention domains: the parts of a cluster in which the rank groups of an actor share links.
 
-On thousands of devices most of these parts are like others. Where machines are joined by one level
-of links, a part of other machines of the same kinds takes as long, so each is brought to the first
-machines of its kinds: what was found for one then holds for all.
+On thousands of devices most of these parts are equal to others. Where machines are joined by one
+level of links, a part of other machines of the same kinds takes as long, so each is brought to the
+first machines of its kinds: what was found for one then holds for all.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tfpar.cluster.description import Cluster, Node
 def contention_domains(
     cluster: Cluster, ranks: tuple[int, ...], actors: int
 ) -> tuple[Cluster, ...]:
-    """Of each actor its ranks, and those of the actors that share a machine with it: their groups
-    share links.
+    """Return for each actor its ranks, and those of the actors that share a machine with it: their
+    groups share links.
 
     An actor within one machine has the links to itself, as those of a switch are.
 

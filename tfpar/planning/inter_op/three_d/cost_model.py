@@ -1,4 +1,4 @@
-"""What a strategy takes: by the formulas that rank, and by the simulation that decides.
+"""Cost of a strategy in three dimensions: formulas that rank, and the simulation that decides.
 
 auto3d, §4.2-4.3, for K stages, M microbatches, and dp copies of the pipeline:
 
@@ -48,7 +48,7 @@ from tfpar.planning.inter_op.three_d.time_terms import (
 
 
 def analytic_seconds(model: StrategyProblem, strategy: Strategy3D) -> float:
-    """Seconds of a step by equations 1 to 4.
+    """Return the seconds of a step by equations 1 to 4.
 
     Raises:
         PlanError: the table has no times for it, or it does not fit the model.
@@ -109,7 +109,7 @@ def _copy_seconds(
 def simulate_strategy(
     model: StrategyProblem, strategy: Strategy3D, schedule: str | None = None
 ) -> SimulatedTimeline:
-    """A step as the events of its tasks, each stage as slow as the slowest of its copies.
+    """Simulate a step as the events of its tasks, each stage as slow as the slowest of its copies.
 
     Copies whose shares of the batch differ are simulated one by one; the slowest counts.
 
@@ -140,7 +140,7 @@ def simulate_strategy(
 
 
 def lower_bound_seconds(model: StrategyProblem, strategy: Strategy3D) -> float:
-    """Seconds that `simulate_strategy` is not below, found ten times as quickly
+    """Return the seconds that `simulate_strategy` is not below, found ten times as quickly
     (`cost.critical_path`).
 
     Raises:
@@ -187,7 +187,8 @@ def _copies(model: StrategyProblem, strategy: Strategy3D) -> list[_Copy]:
 
 
 def _cost(model: StrategyProblem, strategy: Strategy3D, stage: int) -> StageProfile:
-    """What a stage stores, and the sum of its gradients; without its passes."""
+    """Return the memory of a stage and the seconds of the sum of its gradients, without its
+    passes."""
     costs = [model.table.cost_of(layer, strategy.layout) for layer in strategy.runs[stage]]
     return StageProfile(
         {},
@@ -201,7 +202,8 @@ def _cost(model: StrategyProblem, strategy: Strategy3D, stage: int) -> StageProf
 def _sent(
     model: StrategyProblem, strategy: Strategy3D
 ) -> tuple[tuple[StageLink, ...], StageNetwork | None]:
-    """What goes from each stage to the next and back, and over which links."""
+    """Return the bytes sent from each stage to the next and back, and the network that they
+    pass."""
     size = strategy.data * strategy.tensor
     links = []
     for s, run in enumerate(strategy.runs[:-1]):

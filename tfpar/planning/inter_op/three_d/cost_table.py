@@ -22,7 +22,7 @@ from tfpar.spec.arguments import argument_error, finite
 
 
 class ProfileKey(NamedTuple):
-    """What the time of a layer depends on.
+    """Key of a layer's profile: all that its time depends on.
 
     Attributes:
         device: its name.
@@ -38,7 +38,7 @@ class ProfileKey(NamedTuple):
 
 
 class LayerLayout(NamedTuple):
-    """How the ranks of a stage share out its layers, and a microbatch of each copy.
+    """Layout of a stage's layers over its ranks, and the microbatch of each copy.
 
     Attributes:
         data: copies of the stage, which share the batch.
@@ -114,7 +114,7 @@ class LayerCost:
 
 
 class Kind(Protocol):
-    """Layers that are alike, as a search sees them."""
+    """Layer type, as a search sees it."""
 
     @property
     def shapes(self) -> Collection[tuple[int, int]]:
@@ -141,7 +141,7 @@ class Kind(Protocol):
         ...
 
     def cost(self, layout: LayerLayout) -> LayerCost:
-        """What it costs, on the devices that there are times for."""
+        """Return its cost on the devices that there are times for."""
         ...
 
 
@@ -182,7 +182,7 @@ _SHARED = ("fixed_bytes", "gradient_bytes", "slot_bytes", "weight_bytes")
 
 @dataclasses.dataclass(frozen=True)
 class LayerType:
-    """Layers that are alike.
+    """Type of equal layers.
 
     Attributes:
         seconds: of a microbatch on one rank, without what ranks exchange; of a layer with experts,
@@ -247,12 +247,12 @@ class LayerType:
         return self._case(device, layout) in self.seconds
 
     def _case(self, device: str, layout: LayerLayout) -> ProfileKey:
-        """What its time depends on: nothing of experts if it has none."""
+        """Return the key of its profile; experts count only if it has some."""
         experts = layout.experts if self.experts is not None else 1
         return ProfileKey(device, layout.tensor, layout.microbatch, experts)
 
     def cost(self, layout: LayerLayout) -> LayerCost:
-        """The cost by the degrees of `layout`; axes are `GROUPS`, `EXPERTS` and `TENSOR`.
+        """Return the cost by the degrees of `layout`; axes are `GROUPS`, `EXPERTS` and `TENSOR`.
 
         Ranks exchange as much in the backward pass as in the forward pass.
 
@@ -379,7 +379,7 @@ class LayerCostTable:
         return len(self.layers)
 
     def cost(self, name: str, layout: LayerLayout) -> LayerCost:
-        """That of a layer of this kind; found once.
+        """Return the cost of a layer of this kind; it is found once.
 
         Raises:
             PlanError: it cannot be had so.
@@ -390,11 +390,11 @@ class LayerCostTable:
         return self._costs[key]
 
     def cost_of(self, layer: int, layout: LayerLayout) -> LayerCost:
-        """That of one of the layers."""
+        """Return the cost of one of the layers."""
         return self.cost(self.layers[layer], layout)
 
     def passes(self, name: str, device: str, layout: LayerLayout) -> Passes:
-        """Seconds of a layer of this kind, without what ranks exchange.
+        """Return the seconds of a layer of this kind, without what ranks exchange.
 
         Raises:
             PlanError: the table has no time for this case.

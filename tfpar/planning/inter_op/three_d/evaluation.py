@@ -1,4 +1,5 @@
-"""What searches have in common: points priced once each, bounds, and the decision at the end."""
+"""Evaluation of strategies, common to all searches: points priced once each, lower bounds, and the
+decision at the end."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ class StrategyCandidate:
 
 @dataclasses.dataclass(frozen=True)
 class StrategySearchResult:
-    """What a search chose.
+    """Result of a strategy search: the best strategy, the finalists, and whether it is proven
+    optimal.
 
     Attributes:
         best: the strategy that is fastest as simulated.
@@ -51,7 +53,7 @@ class Evaluation:
     """The points of a space, each bounded once, and simulated once if that is asked for.
 
     Args:
-        progress: is told of each point that is priced.
+        progress: is called with each point that is priced.
 
     Attributes:
         best_s: the least seconds that were simulated.
@@ -66,7 +68,8 @@ class Evaluation:
         self._simulated: dict[Strategy3D, float] = {}
 
     def price(self, point: StrategyPoint) -> float:
-        """Seconds that a step takes at least; infinite if the point does not fit into memory."""
+        """Return the seconds that a step takes at least; infinite if the point does not fit into
+        memory."""
         if point not in self.found:
             found = self.space.bounded(point)
             self.found[point] = None if found is None else StrategyCandidate(*found)
@@ -77,7 +80,8 @@ class Evaluation:
         return math.inf if known is None else known.bound_s
 
     def simulate(self, point: StrategyPoint) -> float:
-        """Seconds of a step; infinite if the point does not fit into memory."""
+        """Return the seconds of a step as simulated; infinite if the point does not fit into
+        memory."""
         self.price(point)
         known = self.found[point]
         return math.inf if known is None else self._simulate(known)
@@ -90,14 +94,16 @@ class Evaluation:
         ]
 
     def ranked(self) -> list[StrategyCandidate]:
-        """All that fit, those with the least bound first; of equal ones what was priced first."""
+        """Return all candidates that fit, those with the least bound first; of equal ones what was
+        priced first."""
         priced = [priced for priced in self.found.values() if priced is not None]
         return sorted([*self._given, *priced], key=lambda priced: priced.bound_s)
 
     def chosen(
         self, patience: float = PATIENCE, over: Callable[[], bool] = lambda: False
     ) -> StrategySearchResult:
-        """What a search ends with that has priced these points: the fastest of them as simulated.
+        """Choose the point that is fastest as simulated, which ends a search that has priced these
+        points.
 
         Those with the least bound are simulated first, until the next one cannot be better.
 
@@ -139,7 +145,7 @@ class Evaluation:
 
 
 def lower_bound(model: StrategyProblem, degrees: ParallelDegrees) -> float:
-    """Seconds that no placement of these degrees is below, as simulated.
+    """Return the seconds that no placement of these degrees is below, as simulated.
 
     Every layer on the device that is fastest with it, without what ranks exchange: W seconds of a
     microbatch, of M, in A actors. Some actor computes all microbatches in no less than the mean,
@@ -204,4 +210,4 @@ def _moved_bytes(cost: LayerCost) -> float:
 
 
 _RING_PASSES = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
-"""How often each rank sends a part of the payload on."""
+"""Times that each rank sends a part of the payload on, by collective kind."""

@@ -21,12 +21,12 @@ def exhaustive(
     starts: Iterable[Strategy3D] = (),
     progress: Progress | None = None,
 ) -> StrategySearchResult:
-    """The best strategy of all as simulated.
+    """Find the best strategy of all as simulated.
 
     Args:
         seconds: after which the search ends with what it has.
         starts: strategies that are among those that are compared at the end.
-        progress: is told of each point that is priced.
+        progress: is called with each point that is priced.
 
     Raises:
         PlanError: there is none; a MemoryLimitError if none fits.

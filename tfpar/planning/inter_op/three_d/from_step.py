@@ -2,12 +2,12 @@
 
     table = step_table(plans, batch)
 
-For each way to lay the ranks of a stage (copies x ranks that weights are split over) the user's
-planner finds one plan, whatever it stores. The folded step under that plan is cut into microbatches
-once for each number of them, and its ops, collectives and buffers are counted layer by layer, by
-what prices stages (`cost.stage_breakdown`): a layer is a stage of its own, on the ranks of all. So
-sums over the layers of a stage are what the stage is priced at, but for what only the whole says:
-what is stored of a tensor that two of its layers read, and what is sent in slices.
+For each layout of a stage's ranks (copies x ranks that weights are split over) the user's planner
+finds one plan, whatever it stores. The folded step under that plan is cut into microbatches once
+for each number of them, and its ops, collectives and buffers are counted layer by layer, by what
+prices stages (`cost.stage_breakdown`): a layer is a stage of its own, on the ranks of all. So sums
+over the layers of a stage are what the stage is priced at, but for what only the whole says: what
+is stored of a tensor that two of its layers read, and what is sent in slices.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class StepPrices:
         return degrees in self.plans and not rest and 1 <= count <= self.most[degrees]
 
     def costs(self, layout: LayerLayout) -> list[LayerCost]:
-        """Those of each layer of the folded step."""
+        """Return the costs of each layer of the folded step."""
         if layout not in self._costs:
             degrees = layout.data, layout.tensor
             count = self.batch // (layout.data * layout.microbatch)
@@ -106,7 +106,7 @@ class StepPrices:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StepLayer:
-    """Layers of a step that are alike: the `table.Kind` of one of its folded graph."""
+    """Type of equal layers of a step: the `cost_table.Kind` of a layer of its folded graph."""
 
     prices: StepPrices
     number: int
@@ -140,7 +140,7 @@ def step_table(
     cluster: Cluster,
     shards: bool,
 ) -> LayerCostTable:
-    """The table of a step.
+    """Build the cost table of a step.
 
     Args:
         plans: by copies of a stage, and ranks that its weights may be split over; one at least.
@@ -291,8 +291,8 @@ def _is_sum(exchange: LayerExchange) -> bool:
 
 
 def _exchanges(step: TaskPartition) -> dict[tuple[int, str], list[LayerExchange]]:
-    """What ranks exchange, by layer and by when: in the passes F and B of a microbatch, or once a
-    step: "sums" and "gathers". Those that run at the same time are one."""
+    """Collect the exchanges of ranks, by layer and by when: in the passes F and B of a microbatch,
+    or once a step: "sums" and "gathers". Those that run at the same time are one."""
     together: dict[tuple[int, str, PackingKey], float] = {}
     found: dict[tuple[int, str], list[LayerExchange]] = {}
     for communication in step.laid.communications(step.roles.wire_dtypes):

@@ -1,4 +1,5 @@
-"""What is said where no strategy fits: by how much the nearest does not, and what would help."""
+"""Error for a cluster on which no strategy fits: by how much the nearest one exceeds memory, and
+what would help."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from tfpar.spec.quantities import format_bytes
 
 
 def infeasible_error(space: StrategySpace, tried: int) -> MemoryLimitError:
-    """The error that none of the strategies that were tried fits.
+    """Return the error that none of the strategies that were tried fits.
 
     The nearest is the one of which a rank needs least, compared with what its device has: with all
     that stores less, and as many layers in each stage, on ranks in their order.

@@ -1,4 +1,4 @@
-"""What each rank of a strategy stores, and whether it fits."""
+"""Memory of each rank of a strategy, and whether it fits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from tfpar.planning.inter_op.three_d.strategy import Strategy3D
 
 
 def stored_bytes(model: StrategyProblem, strategy: Strategy3D) -> tuple[float, ...]:
-    """What each rank of each actor stores at most, with the microbatches in flight of its schedule.
+    """Return the most that a rank of each actor stores, with the microbatches in flight of its
+    schedule.
 
     With virtual stages it is a bound: each microbatch in flight counts as that of the actor's
     largest stage.
@@ -37,7 +38,8 @@ def fits(model: StrategyProblem, strategy: Strategy3D) -> bool:
 
 
 def in_flight(strategy: Strategy3D, actor: int, microbatches: int) -> int:
-    """Of microbatches, in any of the actor's stages, of 1F1B or its interleaved form."""
+    """Count the microbatches in flight in the actor's stages, under 1F1B or its interleaved
+    form."""
     left = strategy.actors - actor - 1
     if strategy.virtual == 1:
         return min(microbatches, left + 1)

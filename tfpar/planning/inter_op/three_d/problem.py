@@ -1,4 +1,4 @@
-"""`StrategyProblem`: what 3-D strategies are priced for."""
+"""`StrategyProblem`: the model, cluster and batch that 3-D strategies are priced for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tfpar.spec import PlanError
 
 @dataclasses.dataclass(frozen=True)
 class StrategyProblem:
-    """What is trained, and where.
+    """Problem of a strategy search: the costs of a model's layers, the cluster, and the batch.
 
     Attributes:
         batch: samples of a step, of all copies together.
@@ -25,7 +25,7 @@ class StrategyProblem:
     most_virtual: int = 8
 
     def microbatches(self, strategy: Strategy3D) -> tuple[int, ...]:
-        """Those of each copy.
+        """Return the number of microbatches of each copy.
 
         Raises:
             PlanError: the strategy does not fit the model.

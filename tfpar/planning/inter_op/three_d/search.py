@@ -24,14 +24,14 @@ def search_strategies(
     seconds: float = math.inf,
     progress: Progress | None = None,
 ) -> StrategySearchResult:
-    """The strategy that takes least as simulated, of those that searches come upon.
+    """Find the strategy that takes least as simulated, of those that searches come upon.
 
     Megatron's heuristic is among what is simulated: what is found is never worse.
 
     Args:
         seconds: after which the search ends with what it has. The same seed finds the same as long
             as it does not end so.
-        progress: is told of each point that is priced: (degrees, points priced so far).
+        progress: is called with each point that is priced: (degrees, points priced so far).
 
     Raises:
         PlanError: there is none; a MemoryLimitError if none fits.

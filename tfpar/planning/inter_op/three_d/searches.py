@@ -1,4 +1,4 @@
-"""The searches of pipelines by name: of each the strategies that it ranks first."""
+"""Searches for 3-D strategies by name, with the strategies that each ranks first."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def ranked_strategies(
     seconds: float = math.inf,
     progress: Progress | None = None,
 ) -> list[Ranked]:
-    """What a search comes upon and simulates, the fastest first.
+    """Run a search and return the strategies that it simulates, the fastest first.
 
     Args:
         search: "anneal", "exhaustive", "random", "alpa" or "megatron".
         seed: of what draws strategies at random.
         seconds: after which a search that can ends with what it has.
-        progress: is told of each point that is priced.
+        progress: is called with each point that is priced.
 
     Raises:
         PlanError: there is no strategy; a MemoryLimitError if none fits.
@@ -63,8 +63,8 @@ def _simulated(model: StrategyProblem, strategies: Iterable[Strategy3D]) -> list
 
 
 def best_of_kinds(ranked: Iterable[Ranked]) -> Iterator[Ranked]:
-    """The best of those that differ in more than microbatches and in what is done to store less: in
-    degrees, stages of an actor, or placement."""
+    """Yield the best of those that differ in more than microbatches and in what is done to store
+    less: in degrees, stages of an actor, or placement."""
     seen = set()
     for one in ranked:
         strategy = one.strategy

@@ -81,7 +81,7 @@ class StrategySpace:
     """All points of a model on a cluster.
 
     Attributes:
-        kinds: machines that are alike, by kind.
+        kinds: equal machines, by type.
         degrees: those for which the table has times on every device.
 
     Raises:
@@ -114,13 +114,13 @@ class StrategySpace:
 
     @property
     def num_points(self) -> int:
-        """How many there are at most."""
+        """Upper bound of the number of points."""
         counts = [len(machines) for machines in self.kinds]
         orders = math.factorial(sum(counts)) // math.prod(map(math.factorial, counts))
         return sum(orders * 2 ** (sum(counts) // d.data) for d in self.degrees)
 
     def points(self, degrees: ParallelDegrees) -> Iterator[StrategyPoint]:
-        """All with these degrees."""
+        """Yield all points with these degrees."""
         for order in _orders([len(machines) for machines in self.kinds]):
             blocks = self._num_blocks(degrees, order)
             for standing in itertools.product((False, True), repeat=blocks):
@@ -129,25 +129,25 @@ class StrategySpace:
     def sample(
         self, rng: random.Random, degrees: ParallelDegrees, order: tuple[int, ...] | None = None
     ) -> StrategyPoint:
-        """One with these degrees, and this order of machines if one is given."""
+        """Draw a point with these degrees, and this order of machines if one is given."""
         if order is None:
             order = tuple(rng.sample(self.plain_order, len(self.plain_order)))
         blocks = self._num_blocks(degrees, order)
         return StrategyPoint(degrees, order, tuple(rng.random() < 0.5 for _ in range(blocks)))
 
     def lying(self, degrees: ParallelDegrees, order: tuple[int, ...]) -> StrategyPoint:
-        """The one whose dominoes all lie: stages take ranks one after the other."""
+        """Return the point whose dominoes all lie: stages take ranks one after the other."""
         return StrategyPoint(degrees, order, (False,) * self._num_blocks(degrees, order))
 
     def strategy(self, point: StrategyPoint) -> Strategy3D | None:
-        """As of `bounded`."""
+        """Return the strategy of a point; see `bounded`."""
         found = self.bounded(point)
         return None if found is None else found[0]
 
     def bounded(self, point: StrategyPoint) -> tuple[Strategy3D, float] | None:
-        """The point with its layers in stages, as fast as it can be by equations 1 to 4, and the
-        seconds that it takes at least (`cost_model.lower_bound_seconds`): of several the one with
-        the least.
+        """Assign layers to the stages of a point, as fast as it can be by equations 1 to 4, and
+        return the seconds that it takes at least, too (`cost_model.lower_bound_seconds`): of
+        several the one with the least.
 
         Returns:
             None if it needs more memory than there is.
@@ -212,7 +212,8 @@ class StrategySpace:
 def even(
     model: StrategyProblem, degrees: ParallelDegrees, ranks: tuple[int, ...] = ()
 ) -> Strategy3D:
-    """With as many layers in each stage as can be, and by default on ranks in their order.
+    """Return a strategy with as many layers in each stage as can be, and by default on ranks in
+    their order.
 
     Transfers are overlapped where devices compute beside sending.
     """

@@ -13,7 +13,7 @@ from tfpar.spec.arguments import integer
 
 
 class MemoryOptions(NamedTuple):
-    """What is done to store less.
+    """Options that reduce the memory of a strategy.
 
     Attributes:
         recompute: a stage keeps only what its layers read, and computes the rest of a layer again
@@ -37,7 +37,7 @@ class MemoryOptions(NamedTuple):
 
 
 class OverlapOptions(NamedTuple):
-    """What ranks send while they compute.
+    """Options that overlap communication with computation.
 
     Attributes:
         gradients: copies sum the gradients of each layer as soon as the backward pass of the last
@@ -61,7 +61,7 @@ class OverlapOptions(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Strategy3D:
-    """How a model is trained on a cluster.
+    """Strategy for training a model on a cluster: degrees of stages, data and tensor parallelism.
 
     Attributes:
         data: how many copies of the pipeline share the batch.
@@ -137,7 +137,7 @@ class Strategy3D:
 
     @property
     def layout(self) -> LayerLayout:
-        """How the ranks of a stage share out its layers."""
+        """Layout of a stage's layers over its ranks."""
         return LayerLayout(self.data, self.tensor, self.microbatch, self.experts, *self.memory)
 
     @property
@@ -147,7 +147,7 @@ class Strategy3D:
 
     @property
     def actors(self) -> int:
-        """Number of sets of ranks that run stages."""
+        """Number of actors."""
         return len(self.counts) // self.virtual
 
     @property
@@ -162,17 +162,18 @@ class Strategy3D:
         return tuple(range(end - n, end) for n, end in zip(self.counts, ends, strict=True))
 
     def stages_of(self, actor: int) -> range:
-        """The stages of an actor."""
+        """Return the stages of an actor."""
         return range(actor, self.stages, self.actors)
 
     def stage(self, number: int) -> tuple[int, ...]:
-        """The ranks of a stage, copy by copy."""
+        """Return the ranks of a stage, copy by copy."""
         size = self.data * self.tensor
         first = number % self.actors * size
         return self.ranks[first : first + size]
 
     def microbatches(self, batch: int) -> tuple[int, ...]:
-        """In how many microbatches each copy runs its part of a batch of `batch` samples.
+        """Return the number of microbatches in which each copy runs its part of a batch of `batch`
+        samples.
 
         Raises:
             PlanError: they do not come out even, or the shares are those of another batch.

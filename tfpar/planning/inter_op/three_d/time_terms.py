@@ -1,4 +1,4 @@
-"""What the parts of a strategy take, in seconds: passes, sums of gradients, transfers."""
+"""Terms of a strategy's time, in seconds: passes, sums of gradients, transfers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from tfpar.spec import Mesh
 def passes_of_copies(
     model: StrategyProblem, cluster: Cluster, strategy: Strategy3D, stage: int, layers: range
 ) -> list[Passes]:
-    """Of each copy of a stage, what a microbatch takes in some layers: eq. 3, both passes apart.
+    """Return for each copy of a stage the seconds of a microbatch in some layers: eq. 3, both
+    passes apart.
 
     A layer that is computed again takes its forward pass twice. Copies that wait for each other,
     as those that share experts do, are as slow as the slowest of them.
@@ -62,7 +63,8 @@ def _computed(
     names: Iterable[str],
     of_devices: Callable[[Iterable[float]], float],
 ) -> Passes:
-    """What a layer computes of a microbatch: the longest, or the shortest, of some devices."""
+    """Return the compute time of a layer for a microbatch: the longest, or the shortest, of some
+    devices."""
     each = [model.table.passes(kind, name, strategy.layout) for name in names]
     return Passes(
         of_devices(passes.forward for passes in each),
@@ -71,7 +73,7 @@ def _computed(
 
 
 def layer_seconds(model: StrategyProblem, strategy: Strategy3D, stage: int) -> list[float]:
-    """What each layer of the model takes of a microbatch, both passes, on the ranks of a stage."""
+    """Return the seconds of each layer for a microbatch, both passes, on the ranks of a stage."""
     cluster = one_ring(model.cluster)
     known: dict[str, float] = {}
     for layer, name in enumerate(model.table.layers):
@@ -127,7 +129,7 @@ def _exposed_seconds(
 
 
 def sent_seconds(model: StrategyProblem, strategy: Strategy3D) -> list[float]:
-    """From each stage to the next, of a microbatch of all copies at once."""
+    """Return the seconds from each stage to the next, of a microbatch of all copies at once."""
     found = []
     for s in range(strategy.stages - 1):
         num_bytes = model.table.cost_of(strategy.runs[s][-1], strategy.layout).sent_bytes
@@ -155,7 +157,7 @@ def _beside(cluster: Cluster, strategy: Strategy3D, stage: int) -> Cluster:
 def exchange_seconds(
     exchanges: Iterable[LayerExchange], sizes: tuple[int, ...], part: Cluster
 ) -> float:
-    """Of all groups of a stage at once.
+    """Return the seconds of exchanges of all groups of a stage at once.
 
     Args:
         sizes: of the mesh of the stage's ranks.
@@ -171,7 +173,7 @@ def exchange_seconds(
 
 
 def packed(exchanges: Iterable[LayerExchange]) -> list[LayerExchange]:
-    """Those of the same kind and groups as one."""
+    """Merge exchanges of the same kind and groups into one."""
     total: dict[tuple[str, tuple[int, ...]], float] = {}
     for kind, axes, num_bytes, times in exchanges:
         total[kind, axes] = total.get((kind, axes), 0.0) + num_bytes * times
@@ -185,7 +187,7 @@ def _mesh(sizes: tuple[int, ...]) -> Mesh:
 
 @functools.lru_cache(maxsize=64)
 def one_ring(cluster: Cluster) -> Cluster:
-    """The cluster with eq. 1's all-reduce and no other."""
+    """Return the cluster with eq. 1's all-reduce and no other."""
     return dataclasses.replace(cluster, algorithms=("heterogeneous-ring",))
 
 

@@ -1,1 +1,1 @@
-"""What a candidate costs, without propagating again what it does not change."""
+"""Incremental pricing of candidates: only what a candidate changes is propagated again."""

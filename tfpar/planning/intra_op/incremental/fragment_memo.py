@@ -1,8 +1,8 @@
-"""What a run of ops gives in certain surroundings, and how that is found again.
+"""Memo of propagated segments, keyed by the specs that they read from outside.
 
 Propagating through a segment reads some specs from outside of it, one after the other; runs that
-read the same give the same (`propagation.memo_trie`). Here a tensor that is not laid yet has its
-own place in the trie, and what a segment finds is what segments before it made.
+read the same give the same (`propagation.memo_trie`). Here a tensor without a spec yet has its
+own place in the trie, and a segment reads what segments before it made.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ Seen = Spec | None | Absent
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FragmentOutcome:
-    """What a segment gives in certain surroundings.
+    """Outcome of propagating a segment that reads certain specs from outside.
 
     Attributes:
         writes: specs of tensors that other segments read, and of weights it settled.
         terms: the price of what is the segment's own.
         reshards: of tensors that other segments may reshard too, each with its price.
-        idle: (weight, mesh axis, op): split weights gathered for an op that all ranks along
-            the axis then compute alike.
-        error: why propagation cannot go on, or empty.
+        idle: (weight, mesh axis, op): split weights gathered for an op that all ranks along the
+            axis then compute in full.
+        error: the reason for which propagation cannot go on, or empty.
         steps: what changes when it takes another outcome's place, as far as that was asked.
     """
 
@@ -62,11 +62,11 @@ class OutcomeDelta:
     """From one outcome of a segment to another: what changes.
 
     Attributes:
-        terms: how much dearer the segment's own work gets.
+        terms: the increase of the segment's own cost.
         wants: reshards that only the later outcome asks for.
         drops: reshards that only the earlier one asked for.
-        lays: tensors that are laid in another way, or by this segment now.
-        leaves: tensors that this segment lays no more.
+        lays: tensors that have another spec, or get it from this segment now.
+        leaves: tensors that no longer get a spec from this segment.
     """
 
     terms: Terms
@@ -79,7 +79,7 @@ class OutcomeDelta:
 def step_between(
     before: FragmentOutcome, after: FragmentOutcome, variable_of: Mapping[Tensor, Variable]
 ) -> OutcomeDelta:
-    """What changes when `after` takes the place of `before`."""
+    """Return the difference that it makes when `after` takes the place of `before`."""
     had, has = dict(before.reshards), dict(after.reshards)
     # Weights are laid by whichever segment reads them first: always said anew.
     lays = [
@@ -105,11 +105,11 @@ class FragmentMemo(MemoTrie[FragmentOutcome]):
     def find(
         self, at: int, made: Mapping[Tensor, tuple[int, Seen]], initial: Mapping[Tensor, Seen]
     ) -> FragmentOutcome | None:
-        """What segment `at` gave before in these surroundings, if it ever ran in them.
+        """Look up the outcome of segment `at` in these surroundings; None if it never ran in them.
 
         Args:
-            made: by tensor, which segment laid it, and how.
-            initial: what is laid before the first segment.
+            made: by tensor, the segment that settled its spec, and the spec.
+            initial: the specs before the first segment.
         """
         node = self.root
         while type(node) is TrieNode:  # the innermost loop of a search

@@ -1,4 +1,4 @@
-"""How a graph is cut into segments, runs of ops that are propagated and priced as one.
+"""Cutting of a graph into segments, runs of ops that are propagated and priced as one.
 
 A segment has to stand on its own: what is open in it (a weight that the plan leaves open, a random
 draw) is settled in it, by its first reader. And what several segments may ask for is priced once
@@ -18,10 +18,10 @@ from tfpar.rules.rule import find_relabelled_inputs
 def closed_segments(
     segments: Sequence[Sequence[Op]], prepared: PreparedGraph, open_handles: Collection[Tensor]
 ) -> list[list[Op]]:
-    """`fragments`, changed so that a weight left open, or a draw, is settled where it is opened.
+    """Change `segments` so that a weight left open, or a draw, is settled where it is opened.
 
     What waits with an open weight, its read and casts of that, goes to the first segment that reads
-    it: until then nothing hangs on it. Otherwise segments are merged.
+    it: until then nothing depends on it. Otherwise segments are merged.
 
     Args:
         open_handles: of the weights that are open before the first op.
@@ -65,7 +65,7 @@ def _waiting(prepared: PreparedGraph, open_handles: Collection[Tensor]) -> list[
 
 
 def first_reader(op: Op, prepared: PreparedGraph) -> Op | None:
-    """The first op that reads what `op` makes, past ops that may only relabel it."""
+    """Find the first op that reads what `op` makes, past ops that may only relabel it."""
     position, draws = prepared.position, prepared.rules[op].drawn
     first: Op | None = None
     stack, seen = list(op.outputs), set()
@@ -86,7 +86,7 @@ def first_reader(op: Op, prepared: PreparedGraph) -> Op | None:
 
 
 def border_tensors(prepared: PreparedGraph, segment_of: Mapping[Op, int]) -> set[Tensor]:
-    """Tensors that more than the segment that makes them may ask for."""
+    """Find the tensors that more than the segment that makes them may ask for."""
     graph = prepared.graph
     border = set(graph.outputs)
     for tensor, readers in prepared.consumers.items():
@@ -103,8 +103,8 @@ def border_tensors(prepared: PreparedGraph, segment_of: Mapping[Op, int]) -> set
 
 
 def weight_of_values(prepared: PreparedGraph) -> dict[Tensor, Variable]:
-    """The tensors that hold all of a trainable weight's value and nothing else: its handle; reads,
-    casts, reshapes of it."""
+    """Find the tensors that hold all of a trainable weight's value and nothing else: its handle;
+    reads, casts, reshapes of it."""
     graph = prepared.graph
     found: dict[Tensor, Variable] = {v.handle: v for v in graph.variables if v.trainable}
     for op in graph.ops:

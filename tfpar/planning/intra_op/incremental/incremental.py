@@ -1,10 +1,10 @@
 """Pricing many plans of one graph: only what a change reaches is propagated again.
 
-The graph is cut into segments, contiguous runs of ops. Propagating through one
-segment reads some specs from outside of it and gives specs, reshards and their price; both are
-remembered (`fragment_memo`), so the same surroundings give the same outcome without a run. When the
-specs of some weights change, segments that read what changed are looked up again, in order, until
-nothing changes: by construction that is what `propagate` would have given for the whole graph.
+The graph is cut into segments, contiguous runs of ops. Propagating through one segment reads some
+specs from outside of it and gives specs, reshards and their price; both are memoized
+(`fragment_memo`), so the same surroundings give the same outcome without a run. When the specs of
+some weights change, segments that read what changed are looked up again, in order, until nothing
+changes: by construction that is what `propagate` would have given for the whole graph.
 """
 
 from __future__ import annotations
@@ -146,7 +146,8 @@ class IncrementalPricer:
         return ""
 
     def broken(self) -> dict[Op, str]:
-        """Ops that the laid plan cannot serve, and why; empty for a valid plan."""
+        """Return the ops that cannot run under the current plan, and why; empty for a valid
+        plan."""
         error = self.settle()
         if error:
             return {self.first_op(self.dirty[0]): error}
@@ -159,22 +160,22 @@ class IncrementalPricer:
         return found
 
     def outcomes_with(self, variables: Iterable[Variable]) -> Mapping[int, FragmentOutcome | None]:
-        """What the segments give that read some of `variables`, by their number."""
+        """Return the outcomes of the segments that read some of `variables`, by their number."""
         found = (self.readers.get(v.handle, ()) for v in variables)
         return {at: self.current[at] for readers in found for at in readers}
 
     def first_op(self, at: int) -> Op:
-        """An op of segment `at`; of the last one, the one that makes an output."""
+        """Return an op of segment `at`; of the last one, the one that makes an output."""
         return self.segments[at][0] if at < len(self.segments) else self.graph.outputs[0].op
 
     def weight_spec(self, variable: Variable) -> Spec:
-        """Where the settled plan lays a weight."""
+        """Return the spec of a weight in the settled plan."""
         entry = self.made.get(variable.handle)
         spec = entry[1] if entry is not None else self.initial[variable.handle]
         return self.replicated if spec is None else spec
 
     def cost(self) -> Cost:
-        """The price of the settled plan."""
+        """Return the price of the settled plan."""
         terms = self.terms.copy()
         self.pricer.add_variables(terms, self.total, self.state_ratio)
         return self.pricer.cost(terms)
@@ -201,7 +202,7 @@ class IncrementalPricer:
     # --- segments --------------------------------------------------------------------
 
     def seen(self, tensor: Tensor, at: int) -> Seen:
-        """The spec of `tensor` as segment `at` finds it."""
+        """Return the spec of `tensor` as segment `at` finds it."""
         entry = self.made.get(tensor)
         if entry is not None and entry[0] < at:
             return entry[1]
@@ -288,14 +289,14 @@ class IncrementalPricer:
                 self._moved(tensor, at)
 
     def _moved(self, tensor: Tensor, at: int) -> None:
-        """What lies otherwise since segment `at` was looked up."""
+        """Queue the segments after `at` that read a tensor whose spec has changed."""
         self._look_again(tensor, at)
         variable = self.variable_of.get(tensor)
         if variable is not None:
             self._resize(variable)
 
     def _look_again(self, tensor: Tensor, at: int = -1) -> None:
-        """The segments after `at` that read `tensor` must be looked up."""
+        """Queue the segments after `at` that read `tensor`."""
         queued = self.queued
         for reader in self.readers.get(tensor, ()):
             if reader > at and not queued[reader]:

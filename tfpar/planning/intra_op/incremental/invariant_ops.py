@@ -1,6 +1,7 @@
-"""What runs alike in all plans: constants, and what is computed of nothing else.
+"""Plan-invariant ops: constants, and ops computed of nothing else, which run equally in all plans.
 
-It is laid and priced once. What is left is shorter, and so is what it reads of its surroundings.
+They are propagated and priced once. The rest of the graph is shorter, and so is what it reads of
+its surroundings.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tfpar.propagation.step import record, visit
 
 
 def propagate_invariant_ops(state: PropagationState) -> set[Op]:
-    """Take the steps of the ops that run alike in all plans; these are returned.
+    """Propagate the ops that run in the same way in all plans, and return them.
 
     Args:
         state: at its begin.
@@ -34,7 +35,7 @@ def propagate_invariant_ops(state: PropagationState) -> set[Op]:
 
 
 def _hangs_on_inputs_alone(op: Op, prepared: PreparedGraph) -> bool:
-    """Whether how `op` runs hangs on nothing but its rule and the specs of its inputs."""
+    """Whether the decision of `op` depends on nothing but its rule and the specs of its inputs."""
     if op in prepared.ordinary:
         *_, keeps = prepared.ordinary[op]
         return keeps

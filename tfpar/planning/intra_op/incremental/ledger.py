@@ -10,17 +10,17 @@ from tfpar.spec import Spec
 
 
 class Surroundings(Protocol):
-    """What lies around a segment in the plan that is priced."""
+    """Specs around a segment in the plan that is priced."""
 
     def seen(self, tensor: Tensor, at: int) -> Seen:
-        """The spec of `tensor` as segment `at` finds it."""
+        """Return the spec of `tensor` as segment `at` finds it."""
 
     def varies(self, tensor: Tensor, at: int) -> bool:
         """Whether that may differ between plans."""
 
 
 class Ledger(dict[Tensor, "Spec | None"]):
-    """The specs that segment `at` finds and lays; a propagation takes it for its `specs`.
+    """The specs that segment `at` finds and settles; a propagation takes it for its `specs`.
 
     Attributes:
         read: what it found in its surroundings that plans differ in, in the order in which it

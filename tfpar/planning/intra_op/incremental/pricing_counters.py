@@ -1,4 +1,4 @@
-"""How much a search did, as counts: they are the same on every machine, as seconds are not."""
+"""Counters of a search's work: they are the same on every machine, as seconds are not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 
 @dataclasses.dataclass
 class PricingCounters:
-    """What pricing plans took so far.
+    """Counters of the work of pricing plans so far.
 
     Attributes:
         looked_up: segments whose outcome was asked for, as something that they read had changed.

@@ -1,4 +1,5 @@
-"""Weights that are split for nothing: gathered for an op that all ranks then compute alike."""
+"""Redundant splits: weights that are split and then gathered for an op that all ranks compute in
+full."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ def find_redundant_splits(
 
 
 def why_idle(variable: Variable, spec: Spec, axis: int, op: Op, mesh: Mesh) -> str:
-    """What is wrong with `variable` as `spec`, for users."""
+    """Explain to users why splitting `variable` as `spec` is of no use."""
     return (
         f"{variable.name} is {format_spec(spec)}, but {op.type} "
         f"{op.name!r} runs whole along {mesh.axis_names[axis]!r}: the weight "

@@ -1,4 +1,4 @@
-"""What the ops of a graph can do along one mesh axis.
+"""Strategies of the ops of a graph along one mesh axis.
 
 Here is `relu(x @ kernel)` on two ranks. `strategies` has for each node what its ops can do:
 
@@ -16,7 +16,7 @@ strategy here is a placement along one axis for each operand, and `AxisStrategyS
 whole specs.
 
 What one space does not decide: ops that hold graphs, lists or a state of their own are left to
-propagation (`left_alone`), and can run replicated or as where only the batch is split.
+propagation (`is_left_alone`), and can run replicated or as where only the batch is split.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from tfpar.spec import (
 )
 
 Chosen = dict[Op, tuple[AxisStrategy, ...]]
-"""What is decided of each op: a strategy for each of the first mesh axes."""
+"""Decisions so far: of each op, a strategy for each of the first mesh axes."""
 
 _LARGE_PAYLOAD = 2.0**30
 """A payload in bytes so large that the latency of a collective does not matter."""
@@ -64,7 +64,7 @@ _LARGE_PAYLOAD = 2.0**30
 
 @dataclasses.dataclass(frozen=True)
 class AxisConstraints:
-    """What is given of the operands along an axis.
+    """Constraints on operands along one axis.
 
     Attributes:
         batch: whether the inputs that hold the batch are split; None leaves that open.
@@ -87,7 +87,7 @@ class AxisStrategySpace:
             long for large graphs; raises once the search has been given up.
 
     Attributes:
-        nodes: the ops of each node; those of one run alike.
+        nodes: the ops of each node, which run in the same way.
         place: the node of each op.
         strategies: of each node.
     """
@@ -157,7 +157,8 @@ class AxisStrategySpace:
         return growth
 
     def _tied(self) -> tuple[list[list[Op]], dict[Op, int]]:
-        """Nodes, each the ops that run alike, and the number of each op's node."""
+        """Return the nodes, each of ops that run in the same way, and the number of each op's
+        node."""
         leader: dict[Op, Op] = {}
         there = set(self.graph.ops)
         for row in self.model.folded.rows:
@@ -197,7 +198,8 @@ class AxisStrategySpace:
         )
 
     def _given_of(self, op: Op) -> list[Placement | None]:
-        """What is given of a variable, or of the outputs of an op."""
+        """Return the constrained placements of a variable, or of the outputs of an op; None where
+        free."""
         if op in self.variables:
             return [self.given.variables.get(self.variables[op].name)]
         return [self.given.tensors.get(tensor.name) for tensor in op.outputs]
@@ -318,7 +320,8 @@ class AxisStrategySpace:
     # --- specs -------------------------------------------------------------------
 
     def specs(self, op: Op, strategy: AxisStrategy, which: str) -> tuple[Spec, ...]:
-        """The specs of the inputs ("needs") or outputs ("made", "kept") of `op` with `strategy`."""
+        """Return the specs of the inputs ("needs") or outputs ("made", "kept") of `op` with
+        `strategy`."""
         strategies = (*self.before.get(op, ()), strategy)
         rest = replicated_spec(self.mesh.num_axes - len(strategies))
         return tuple(
@@ -326,7 +329,7 @@ class AxisStrategySpace:
         )
 
     def specs_of(self, op: Op, which: str) -> list[tuple[Spec, ...]]:
-        """The same with each strategy of the op's node, of which all ops have the same."""
+        """Return `specs` for each strategy of the op's node, of which all ops have the same."""
         number = self.place[op]
         key = number, which
         if key not in self._specs:
@@ -350,7 +353,7 @@ class AxisStrategySpace:
     # --- what is chosen ----------------------------------------------------------
 
     def nothing_split(self) -> Chosen:
-        """`before`, and nothing split along this axis."""
+        """Return `before`, and nothing split along this axis."""
         return self.chosen([0] * len(self.nodes))
 
     def data_parallel_picks(self) -> list[int]:
@@ -362,7 +365,7 @@ class AxisStrategySpace:
         return picks
 
     def _distance(self, op: Op, strategy: AxisStrategy) -> int:
-        """How many operands `strategy` places in another way than data parallelism does."""
+        """Count the operands that `strategy` places in another way than data parallelism does."""
         if op in self.fed or op in self.variables:
             return int(isinstance(strategy.kept[0], Shard) != (op in self.fed))
         parallel = self.data_parallel[op].strategy
@@ -370,7 +373,7 @@ class AxisStrategySpace:
         return sum(p != w for p, w in zip((*strategy.needs, *strategy.made), wanted, strict=True))
 
     def chosen(self, picks: Sequence[int]) -> Chosen:
-        """`before`, and along this axis the strategies that `picks` stand for."""
+        """Return `before`, and along this axis the strategies that `picks` stand for."""
         found: Chosen = {}
         for number, ops in enumerate(self.nodes):
             for op in ops:
@@ -388,7 +391,8 @@ def is_left_alone(op: Op, prepared: PreparedGraph) -> bool:
 
 
 def op_plans(chosen: Chosen, prepared: PreparedGraph) -> dict[str, OpPlan]:
-    """How ops run, for `Anchors.ops`: all that are decided and read something or draw it."""
+    """Return the op plans for `Anchors.ops`, of all ops that are decided and read something or draw
+    it."""
     found = {}
     for op, strategies in chosen.items():
         if is_left_alone(op, prepared) or not (op.inputs or prepared.rules[op].drawn):

@@ -1,4 +1,4 @@
-"""How one op can run along one mesh axis: the strategies that Rhino's planner chooses from."""
+"""Strategies of one op along one mesh axis, among which Rhino's planner chooses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tfpar.spec import Partial, Placement, Replicate
 
 @dataclasses.dataclass(frozen=True)
 class AxisSplit:
-    """What an op does along an axis.
+    """Split of an op along one mesh axis: a factor, replication, or a carried Partial.
 
     Attributes:
         split: a factor with its pattern, REPLICATE or CARRY.
@@ -25,7 +25,7 @@ class AxisSplit:
 
 
 def carrying(group: Sequence[int], reduction: str) -> AxisSplit:
-    """The split that lets Partials of the inputs `group` pass."""
+    """Return the split that lets Partials of the inputs `group` pass."""
     return AxisSplit((CARRY, PLAIN), tuple(group), reduction)
 
 
@@ -47,7 +47,7 @@ class AxisStrategy:
 def axis_strategy_of(
     rule: OpRule, axis_split: AxisSplit, sizes: Sequence[int], parts: int
 ) -> AxisStrategy:
-    """The strategy that follows from `axis_split`: outputs are kept as they are made.
+    """Return the strategy that follows from `axis_split`: outputs are kept as they are made.
 
     Args:
         sizes: of the factors, as the axes before left them.
@@ -82,7 +82,7 @@ def _placement(
 
 
 def sizes_after(rule: OpRule, splits: Sequence[Split], mesh_shape: Sequence[int]) -> list[int]:
-    """The sizes of the factors that `splits` along the first axes leave."""
+    """Return the sizes of the factors that `splits` along the first axes leave."""
     sizes = list(rule.sizes)
     for (factor, pattern), parts in zip(splits, mesh_shape, strict=False):
         if factor >= 0:

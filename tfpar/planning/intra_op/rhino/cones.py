@@ -58,7 +58,7 @@ class ReducedNetwork:
 
 
 def eliminate_chains(network: CostNetwork) -> ReducedNetwork:
-    """`cost_network` without the nodes that stand in chains."""
+    """Eliminate the nodes of `network` that stand in chains."""
     return _Merging(network).run()
 
 

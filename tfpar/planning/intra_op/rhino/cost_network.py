@@ -1,4 +1,4 @@
-"""What a search decides and what each decision costs: a cost function network.
+"""Cost function network: the decisions of a search, and their costs.
 
 Nodes are decided, each for one of its choices. What they cost together is
 
@@ -6,8 +6,8 @@ Nodes are decided, each for one of its choices. What they cost together is
 
 where `moves_t` is what a tensor t costs on its way from the op that makes it to those that read it:
 the sum of `seconds_t[p, q]` over the *different* states q that its readers need, p being the
-state that its maker leaves it in (a tensor is moved once for all that want it alike). L is work
-that can hide: what only the update waits for, less the backward pass that hides it.
+state that its maker leaves it in (a tensor is moved once for all that need the same state). L is
+work that can hide: what only the update waits for, less the backward pass that hides it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the strategies of a space cost: its network (Rhino §4.2).
+"""Costs of the strategies of a space, as a cost network (Rhino §4.2).
 
 Here is the product of `relu(x @ kernel)`, 64 rows times 1024 by 1024, on two slow devices (its
 strategies are those of `axis_space`). A node costs what its ops take, and what reducing their
@@ -40,8 +40,8 @@ from tfpar.spec import Mesh, Replicate, Spec, SpecError, replicated_spec
 
 
 class Gradients(enum.Enum):
-    """How a network counts the collectives of gradients: each by itself, where the evaluator packs
-    them in buckets, and hides buckets behind the backward pass."""
+    """Model of the collectives of gradients in a network, which counts each by itself, where the
+    evaluator packs them in buckets, and hides buckets behind the backward pass."""
 
     HIDDEN = "many buckets: latency does not matter, and the backward pass hides them"
     EXPOSED = "few buckets: they are full when no backward pass is left to hide them"
@@ -56,9 +56,9 @@ STAYS, CANNOT = 0, 1
 
 
 class Costs:
-    """What the strategies of `axis_space` cost, and moving tensors between them.
+    """Costs of the strategies of `axis_space`, and of resharding tensors between them.
 
-    All of it is found out once, as terms: every network of the space is made of these.
+    All of it is computed once, as terms: every network of the space is made of these.
     """
 
     def __init__(self, space: AxisStrategySpace) -> None:
@@ -73,7 +73,7 @@ class Costs:
     def network(
         self, gradients: Gradients = Gradients.HIDDEN, surcharge_s: float = 0.0
     ) -> CostNetwork:
-        """What the strategies cost, and moving tensors between them.
+        """Build the cost network of the strategies and the resharding between them.
 
         Args:
             surcharge_s: seconds that each collective counts beside what it takes
@@ -304,7 +304,7 @@ class Costs:
 def with_split(
     space: AxisStrategySpace, network: CostNetwork, names: Collection[str]
 ) -> CostNetwork:
-    """`cost_network` in which the variables of these names have to be split (§4.4); those that
+    """Return `network` with the variables of these names forced to be split (§4.4); those that
     cannot be stay as they are."""
     if not names:
         return network

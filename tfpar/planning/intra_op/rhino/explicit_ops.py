@@ -1,4 +1,4 @@
-"""Which ops a plan has to name: those that would not run as it wants by themselves.
+"""Selection of the ops that a plan has to name: those that propagation would decide otherwise.
 
 Rhino's planner decides every op. But given the specs of the weights, propagation comes to most of
 these decisions anyhow. Of a layer that the plan splits by columns:
@@ -31,7 +31,8 @@ from tfpar.spec import Mesh
 def find_explicit_ops(
     prepared: PreparedGraph, mesh: Mesh, anchors: Anchors
 ) -> tuple[dict[str, OpPlan], PartitionedGraph]:
-    """Those of `anchors.ops` that propagation would decide otherwise, and the graph laid out so."""
+    """Find those of `anchors.ops` that propagation would decide otherwise; return the graph
+    partitioned so, too."""
     free = dataclasses.replace(anchors, ops={})
 
     def run(whole: Whole) -> tuple[dict[str, OpPlan], PartitionedGraph]:

@@ -1,4 +1,4 @@
-"""The axis splits that are worth choosing from (Rhino §4.3.3: candidate strategies).
+"""Growth of the axis splits among which ops choose (Rhino §4.3.3: candidate strategies).
 
 They are grown from ops that compute much or read a weight. Take `y = x @ w` and `z = relu(y)`.
 Each factor of the product is split at maximal stride: its rows, its columns, what it sums over.
@@ -78,7 +78,7 @@ class Growth:
                         self.add(op, AxisSplit((factor, PLAIN)))
 
     def place(self, tensor: Tensor, placement: Placement) -> None:
-        """Say that `tensor` may lie so."""
+        """Add a placement that `tensor` may have."""
         seen = self.placements.setdefault(tensor, {})
         if isinstance(placement, Shard | Partial) and placement not in seen:
             seen[placement] = None

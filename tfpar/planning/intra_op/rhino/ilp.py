@@ -10,14 +10,14 @@ for each reader r with these marginals (`_products`):
 
     sum_q A_trpq = P_tp        sum_p A_trpq = Q_trq        A_trpq >= 0
 
-At integer X they hold for the products and for nothing else. They imply §4.2's
-A >= P + Q - 1 and are much tighter where X is not integer, so that the relaxation nearly always is.
-A move that cannot be has A = 0. What several readers need alike is moved once (`_once`):
+At integer X they hold for the products and for nothing else. They imply §4.2's A >= P + Q - 1 and
+are much tighter where X is not integer, so that the relaxation nearly always is. A move that cannot
+be has A = 0. A tensor that several readers need in the same state is moved once (`_once`):
 
     B_tpq >= A_trpq            for each reader r
 
 The objective is sum X_ij seconds_ij + sum B_tpq seconds_tpq + E, where the work E that nothing
-hides (`_exposed`) is
+hides is
 
     E >= sum X_ij late_ij + sum B_tpq late_tpq        E >= 0        (E)
 """
@@ -63,8 +63,8 @@ class NoSolution(Exception):
 
 
 def solve_network(network: CostNetwork, deadline: Deadline | None = None) -> Solution:
-    """The choices that cost least; or, with their gap, the best found before `PROGRAM_SECONDS` or
-    the deadline are over, which is then cut short.
+    """Find the choices that cost least; or, with their gap, the best found before `PROGRAM_SECONDS`
+    or the deadline are over, which is then cut short.
 
     Raises:
         NoSolution: there are none, or none were found in time.
@@ -102,7 +102,7 @@ def solve_nearly(network: CostNetwork, deadline: Deadline | None = None) -> list
 
 
 BESIDE = 1e-3
-"""How much less, or more, than the relaxation says is a little of late work."""
+"""Step by which the part of late work that counts is varied, to both sides of the relaxation's."""
 
 
 class _Program:
@@ -234,7 +234,7 @@ class _Program:
         return LinearProgram(cost, upper, integer, least, most, rows, columns, values)
 
     def costs(self, exposed: float) -> np.ndarray:
-        """What the columns cost where this part of late work counts, and E is for nothing."""
+        """Return the costs of the columns where this part of late work counts, and E is free."""
         seconds, late = map(np.concatenate, zip(*self._costs, strict=True))
         return np.append(self.scale * (seconds + exposed * late), [0.0] * self.has_late)
 

@@ -1,5 +1,5 @@
-"""The search on one shape of the mesh: its axes are decided one after another, each by a cost
-network; what stores too much is searched again with the largest weights split (Rhino §4.4)."""
+"""Search on one mesh shape: its axes are decided one after another, each by a cost network; if the
+plan exceeds the memory, the search is repeated with the largest weights split (Rhino §4.4)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ the best of them (empirical: those that made the faster plan took up to 1.2 time
 
 @dataclasses.dataclass(frozen=True)
 class SearchStatistics:
-    """How large a search was (Rhino, Table 5), and how near to the optimum it came.
+    """Size of a search (Rhino, Table 5), and its gap to the optimum.
 
     Attributes:
         instructions: ops of the whole step.
@@ -73,7 +73,7 @@ class SearchStatistics:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MeshShapePlan(FoldedPlan):
-    """The plan found on one shape of the mesh, which lays all variables.
+    """Plan on one mesh shape, with the specs of all variables.
 
     Attributes:
         report: see `SearchStatistics`.
@@ -99,14 +99,14 @@ class Networks:
         return Costs(self.space)
 
     def first(self, surcharge_s: float = 0.0) -> CostNetwork:
-        """The likeliest of `those`."""
+        """Return the likeliest of `those`."""
         return next(self.those(surcharge_s))[1]
 
     def those(self, surcharge_s: float) -> Iterator[tuple[Gradients, CostNetwork]]:
-        """The networks that may be right, the likeliest first.
+        """Yield the networks that may be right, the likeliest first.
 
         Args:
-            surcharge_s: seconds that each collective counts dearer.
+            surcharge_s: penalty of each collective, in seconds.
         """
         for kind in self._kinds:
             key = kind, surcharge_s
@@ -115,7 +115,7 @@ class Networks:
             yield kind, self._made[key]
 
     def settle(self, kind: Gradients) -> None:
-        """From now on this is the only one."""
+        """Restrict the networks to `kind` from now on."""
         self._kinds = [kind]
 
 
@@ -126,7 +126,7 @@ class MeshShapeSearch:
         batch_axes: those that split the batch; None leaves that open.
         level: 2 relaxes programs, and goes through segments where that is not enough; 3 solves
             them.
-        offer: is told of each plan that is found.
+        offer: is called with each plan that is found.
     """
 
     def __init__(
@@ -154,21 +154,22 @@ class MeshShapeSearch:
         self._found: dict[tuple[CostNetwork, int], Solution] = {}
 
     def on_level(self, level: int) -> MeshShapeSearch:
-        """The search on another level; what this one has found out, it knows."""
+        """Return the search on another level; what this one has found out, it knows."""
         other = copy.copy(self)
         other.level = level
         return other
 
     def counting(self, surcharge_s: float) -> MeshShapeSearch:
-        """The search in which each collective counts dearer by so many seconds; what this one has
+        """Return the search with a penalty of so many seconds on each collective; what this one has
         found out, it knows."""
         other = copy.copy(self)
         other.surcharge_s, other.offer = surcharge_s, None
         return other
 
     def run(self, deadline: Deadline) -> MeshShapePlan | None:
-        """The fastest plan that fits, splitting as few of the largest parameters as will do; None
-        if there is none, or none was found in time (then the deadline has cut the search short).
+        """Find the fastest plan that fits, splitting as few of the largest parameters as will do;
+        None if there is none, or none was found in time (then the deadline has cut the search
+        short).
 
         Args:
             deadline: when the best found so far is to be returned.
@@ -243,7 +244,7 @@ class MeshShapeSearch:
         return [best, *(o for o in others if found[o] <= PROMISING_RATIO * found[best])]
 
     def _near(self, space: AxisStrategySpace, roots: ReducedNetwork) -> list[Solution]:
-        """What costs least along an axis, or nearly so."""
+        """Return solutions along an axis that cost least, or nearly so."""
         network = roots.network
         if network not in self._nearly:
             if self.deadline.over():
@@ -258,8 +259,8 @@ class MeshShapeSearch:
         return self._nearly[network]
 
     def _seconds(self, networks: Networks) -> float:
-        """What is found along the axis of `networks` takes, about, by the likeliest of them;
-        infinite if there is nothing."""
+        """Estimate the seconds of the solution along the axis of `networks`, by the likeliest of
+        them; infinite if there is none."""
         roots = self._merged(networks.first(self.surcharge_s))
         try:
             return min(solution.seconds for solution in self._near(networks.space, roots))
@@ -267,7 +268,7 @@ class MeshShapeSearch:
             return math.inf
 
     def networks(self, axis: int, before: Chosen) -> Networks:
-        """Those along mesh axis `axis`, the axes before it being decided."""
+        """Return the networks along mesh axis `axis`, the axes before it being decided."""
         given = self._given(axis)
         space = AxisStrategySpace(
             self.problem, self.model, self.mesh, axis, before, given, self.deadline
@@ -319,7 +320,8 @@ class MeshShapeSearch:
     def _along_last(
         self, space: AxisStrategySpace, network: CostNetwork
     ) -> tuple[MeshShapePlan, float]:
-        """The plan with the last axis decided by `cost_network`, and what that says it takes."""
+        """Return the plan with the last axis decided by `network`, and the seconds that this
+        predicts."""
         roots = self._merged(network)
         solution = self._solved(space, roots)
         self._tell(space)
@@ -406,7 +408,7 @@ class MeshShapeSearch:
         return Solution(tuple(picks), seconds, gap)
 
     def found(self, chosen: Chosen, report: SearchStatistics | None = None) -> MeshShapePlan:
-        """The plan in which ops run as `chosen` along all axes."""
+        """Return the plan in which ops run as `chosen` along all axes."""
         graph = self.model.prepared.graph
         whole = replicated_spec(self.mesh.num_axes)
         specs = {
@@ -441,8 +443,8 @@ class MeshShapeSearch:
         return MeshShapePlan(mesh, tuple(batch), anchors, cost, num_split, report or self.report)
 
     def _given(self, axis: int) -> AxisConstraints:
-        """What is given along `axis`. With one rank there, a weight is whole also where it is said
-        to be split: no op along such an axis is asked whether it reads split weights."""
+        """Return the constraints along `axis`. With one rank there, a weight is whole also where a
+        constraint splits it: no op along such an axis is asked whether it reads split weights."""
         fixed = {} if self.mesh.shape[axis] == 1 else self.problem.fixed
         tensors = self.problem.tensors
         return AxisConstraints(

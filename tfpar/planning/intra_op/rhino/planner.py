@@ -46,10 +46,10 @@ from tfpar.spec.arguments import check_choice
 LEVELS = (2, 3)
 
 ALTERNATIVES_S = 5.0
-"""What it may take, in seconds, to price what else each weight could be, once the plan is found."""
+"""Time limit, in seconds, for pricing the other options of each weight, once the plan is found."""
 
 LOOK_S = 0.2
-"""How often, in seconds, whoever waits for a search looks whether Ctrl-C came."""
+"""Interval, in seconds, at which whoever waits for a search looks whether Ctrl-C came."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -79,7 +79,7 @@ class RhinoPlanner:
         return f"rhino level {self.level}"
 
     def solve(self, problem: Problem) -> Plan:
-        """The best plan of all shapes of the mesh.
+        """Return the best plan of all shapes of the mesh.
 
         Raises:
             PlanError: nothing satisfies the constraints. If nothing was found in time, a
@@ -90,7 +90,7 @@ class RhinoPlanner:
             return self.search(problem, folded_model(problem, 2), deadline)
 
     def search(self, problem: Problem, model: FoldedModel, deadline: Deadline) -> Plan:
-        """As `solve`, where the model is folded already."""
+        """Search as `solve` does, where the model is folded already."""
         offer = None
         if problem.offer is not None:
             problem.offer(functools.partial(self._first, problem, model), None)
@@ -143,7 +143,7 @@ class RhinoPlanner:
         problem.offer(make, found.cost)
 
     def _first(self, problem: Problem, model: FoldedModel) -> Plan | None:
-        """What there is before anything is found: data parallelism, or near it."""
+        """Return the plan that is there before a search: data parallelism, or near it."""
         mesh = shapes(problem.meshes)[0]
         found = MeshShapeSearch(problem, model, *mesh, self.level).run(Deadline(0.0))
         return None if found is None else unfold_plan(problem, model, found, self.name)
@@ -166,8 +166,8 @@ def _solved(
     problem: Problem,
     deadline: Deadline,
 ) -> list[MeshShapePlan | None]:
-    """What searches of level 2 have found, with that of level 3 where it may be the fastest: where
-    the gap is larger than what the mesh is behind by. What looks fastest comes first."""
+    """Search on level 3 the meshes that may become the fastest by it: where the gap of level 2 is
+    larger than the mesh is behind the best. Those that look fastest come first."""
     solved = list(results)
     found = {at: result for at, result in enumerate(results) if result is not None}
     for at in sorted(found, key=lambda at: found[at].cost.seconds):
@@ -183,7 +183,7 @@ def _solved(
 def _side_by_side(
     searches: Sequence[MeshShapeSearch], deadline: Deadline
 ) -> list[MeshShapePlan | None]:
-    """What the searches find, in threads: the solver works beside Python; all else takes turns.
+    """Run the searches in threads: the solver works beside Python; all else takes turns.
 
     If one fails, or Ctrl-C comes, nobody waits for the others: they see soon that they are given
     up.

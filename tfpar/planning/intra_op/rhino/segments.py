@@ -15,12 +15,12 @@ of the critical node before. A small segment is a table (`tables`), a large one 
 (`ilp`).
 
 The paper's segments are nearly linear, and so are a model's forward and backward pass. But some
-tensors pass a critical node by: residuals, and activations that the backward pass reads. Their
-cost is that of what was decided on the way here, which is not revised at once. Likewise late work,
-which hides behind the backward pass only as a whole, is counted at a fixed part `exposed` of its
-time. Both are given up for speed, and won back in part afterwards: pairs of neighbouring segments
-are decided again together, and so are groups of nodes that have to agree on how a weight lies
-(`neighbourhoods`), which may lie far apart.
+tensors pass a critical node by: residuals, and activations that the backward pass reads. Their cost
+is that of what was decided on the way here, which is not revised at once. Likewise late work, which
+hides behind the backward pass only as a whole, is counted at a fixed part `exposed` of its time.
+Both are given up for speed, and won back in part afterwards: pairs of neighbouring segments are
+decided again together, and so are groups of nodes that have to agree on the spec of a weight
+(`neighbourhoods`), which may be far apart.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tfpar.planning.intra_op.rhino.tables import TooLarge, solve_by_elimination
 
 
 def critical_ops(graph: Graph, is_intensive: Callable[[Op], bool]) -> list[Op]:
-    """The compute-intensive ops of the backbone, in the order in which they run."""
+    """Return the compute-intensive ops of the backbone, in the order in which they run."""
     earliest = depths(graph)
     latest: dict[Op, int] = {}
     readers = graph.consumers()
@@ -52,7 +52,7 @@ def critical_ops(graph: Graph, is_intensive: Callable[[Op], bool]) -> list[Op]:
 
 
 def depths(graph: Graph) -> dict[Op, int]:
-    """The earliest at which each op can run, counted in ops."""
+    """Return the earliest step at which each op can run, counted in ops."""
     found: dict[Op, int] = {}
     for op in graph.ops:
         found[op] = 1 + max((found[t.op] for t in op.inputs), default=-1)
@@ -60,8 +60,8 @@ def depths(graph: Graph) -> dict[Op, int]:
 
 
 def depths_when_read(graph: Graph) -> dict[Op, int]:
-    """As `depths`, but weights, and what is made of weights alone, come just before they are first
-    read.
+    """Return `depths`, but weights, and what is made of weights alone, come just before they are
+    first read.
 
     By `depths` all weights are in the first segment, where nothing says yet what their placement
     will cost. Neither of the two is better for all models, so both are tried.
@@ -79,13 +79,13 @@ def depths_when_read(graph: Graph) -> dict[Op, int]:
 
 
 MAX_SWEEPS = 4
-"""How often the segments are gone through again (empirical: two sweeps settle models)."""
+"""Largest number of further sweeps over the segments (empirical: two sweeps settle models)."""
 
 MAX_GROUP = 16
-"""How many nodes, at most, are found again together around a weight (empirical)."""
+"""Largest number of nodes that are decided again together around a weight (empirical)."""
 
 HALVINGS = 3
-"""How often to halve the range in which `exposed`, the part of late work that counts, is sought
+"""Number of halvings of the range in which `exposed`, the part of late work that counts, is sought
 (empirical)."""
 
 EQUAL_COST_RATIO = 1e-9
@@ -108,7 +108,7 @@ class Segment:
 
 
 def segments(depth: Sequence[int], critical: Collection[int]) -> list[Segment]:
-    """The segments of nodes, in order.
+    """Return the segments of nodes, in order.
 
     Args:
         depth: of each node; nodes are cut where that of a critical node is.
@@ -135,7 +135,7 @@ class _Path:
 def neighbourhoods(
     network: CostNetwork, weights: Iterable[int], intensive: Collection[int]
 ) -> list[list[int]]:
-    """For each of the nodes `weights`, the nodes that have to agree on how it lies.
+    """Find for each of the nodes `weights` the nodes that have to agree on its spec.
 
     They are those around it up to ops that are `intensive`, at most `MAX_GROUP`, the nearest first:
     the variable, what reads and casts it, its products, its gradient and its update.
@@ -366,7 +366,7 @@ class _TopLevel:
 def _from_outside(
     row: np.ndarray, readers: tuple[tuple[int, np.ndarray], ...], choices: int
 ) -> ReshardCosts:
-    """What several readers pay together for a tensor whose state is decided already.
+    """Return the costs that several readers share of a tensor whose state is decided already.
 
     A `ReshardCosts` needs a source: the first reader is put there, with the same state for all
     choices.

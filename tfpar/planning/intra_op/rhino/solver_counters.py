@@ -1,4 +1,4 @@
-"""How much a search did, as counts: they are the same on every machine, as seconds are not."""
+"""Counters of a solver's work: they are the same on every machine, as seconds are not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 
 @dataclasses.dataclass
 class SolverCounters:
-    """What deciding along the axes of some meshes took.
+    """Counters of the work of deciding along the axes of some meshes.
 
     Attributes:
         spaces: whose strategies were worked out, one for each axis and decisions before it.

@@ -1,4 +1,4 @@
-"""What a plan would cost with a weight laid otherwise: why it is laid as it is."""
+"""Options of each weight: the cost of a plan with another spec of it, which explains its own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def price_spec_options(
     cost: Cost,
     deadline: Deadline,
 ) -> dict[str, list[SpecOption]]:
-    """By the name of a variable of the folded graph, what else it could be, and the step's seconds.
+    """Price the other options of each variable of the folded graph, by name: the spec and the
+    step's seconds.
 
     The placement of a weight is changed along one mesh axis, together with that of the weights at
     the same place of its block. All other weights stay. Ops run as planned where they still can, or
@@ -49,7 +50,7 @@ def price_spec_options(
     limit += plans[0].cost().memory_bytes - cost.memory_bytes
 
     def seconds(group: Sequence[Variable], spec: Spec) -> float:
-        """The step with the variables `group` laid as `spec`."""
+        """Return the least seconds of a step in which the variables `group` have `spec`."""
         least = math.inf
         for laid in plans:
             try:

@@ -31,7 +31,7 @@ _Merged = tuple[int, tuple[int, ...], np.ndarray]
 
 
 def solve_by_elimination(network: CostNetwork, node: int) -> list[tuple[float, tuple[int, ...]]]:
-    """For each choice of `node` the least that the network costs with it, and the picks.
+    """Find for each choice of `node` the least that the network costs with it, and the picks.
 
     Late work counts as nothing.
 
@@ -100,7 +100,7 @@ def _sum(tables: Sequence[Table], nodes: tuple[int, ...], sizes: Sequence[int]) 
 
 
 def _table(moves: ReshardCosts, sizes: Sequence[int]) -> Table:
-    """What a tensor costs, by the choices of its source and all its readers."""
+    """Tabulate the costs of a tensor, by the choices of its source and all its readers."""
     nodes = tuple(sorted(moves.nodes()))
     shape = [sizes[n] for n in nodes]
     if math.prod(shape) > MAX_ENTRIES:

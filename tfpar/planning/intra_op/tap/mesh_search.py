@@ -1,4 +1,5 @@
-"""The search on one logical mesh: all plans of each subgraph, in the surroundings of the others."""
+"""Search on one logical mesh by coordinate descent: all plans of each subgraph are priced while
+those of the others are fixed."""
 
 from __future__ import annotations
 
@@ -40,21 +41,21 @@ MAX_CANDIDATES = 1024
 """Plans of one subgraph that are all priced; a larger one is searched part by part."""
 
 MAX_SWEEPS = 6
-"""How often the subgraphs are gone through (empirical: two or three sweeps settle models)."""
+"""Largest number of sweeps over the subgraphs (empirical: two or three sweeps settle models)."""
 
 MAX_LOOKS = 5
-"""How often a search goes on after what its plan stores was looked at closely."""
+"""Largest number of times that a search goes on after a close look at the memory of its plan."""
 
 MAX_KICKS = 8
 """Weights outside of all blocks each of whose options is tried with the blocks fitted to it."""
 
 
 class Key(NamedTuple):
-    """What plans are compared by: less is better.
+    """Sort key of plans: less is better.
 
     Attributes:
         over: bytes beyond the device's memory.
-        judged: `seconds`, and what collectives are counted dearer (`MeshSearch.simplify`).
+        judged: `seconds`, and the penalty on collectives (`MeshSearch.simplify`).
         split: how many groups of weights are split.
     """
 
@@ -76,7 +77,7 @@ class MeshSearch:
 
     Args:
         deadline: when the best plan priced so far is to do; by default the search has no end.
-        offer: is told of each plan that is better than those before.
+        offer: is called with each plan that is better than those before.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class MeshSearch:
     # --- search --------------------------------------------------------------------
 
     def glance(self, layouts: Iterable[Layout]) -> None:
-        """Price whole weights and these layouts; the best is laid.
+        """Price whole weights and these layouts, and take the best.
 
         Args:
             layouts: of meshes like this one.
@@ -155,11 +156,11 @@ class MeshSearch:
         self._restore(best, self.key)
 
     def explore(self, others: Iterable[Layout], near: Candidates) -> None:
-        """Find out what the mesh promises, after a glance: what is near the layout that is laid is
+        """Find out what the mesh promises, after a glance: plans near the current layout are
         priced, and near these other ones.
 
         Args:
-            near: the plans of a unit that are near the one that is laid.
+            near: the plans of a unit that are near the current one.
         """
         self._sweep(near)
         for layout in others:
@@ -170,12 +171,12 @@ class MeshSearch:
                 self._restore(before, key)
 
     def exhaust(self) -> None:
-        """From the layout that is laid on, price all plans of each subgraph."""
+        """Price all plans of each subgraph, from the current layout on."""
         self._sweep(every)
 
     @property
     def layout(self) -> Layout:
-        """How the weights lie."""
+        """Chosen option of each weight group."""
         return {g.name: g.options[g.chosen] for g in self.groups}
 
     @property
@@ -184,7 +185,7 @@ class MeshSearch:
         return {g.name: g.options[0] for g in self.groups}
 
     def _begin_with(self, layout: Layout) -> None:
-        """Lay the weights as they lie on another mesh."""
+        """Give the weights the specs that they have on another mesh."""
         for group in self.groups:
             pick = resembling(layout.get(group.name), group)
             if pick is not None:
@@ -195,7 +196,7 @@ class MeshSearch:
     def refine(self) -> None:
         """Price all plans of each subgraph until none improves.
 
-        What suits the blocks hangs on how the weights around them are laid, which the residual
+        What suits the blocks depends on the specs of the weights around them, which the residual
         stream runs through: each of their options is tried, with the blocks that feel it fitted to
         it. Where memory is short, what plans store is then looked at closely, and the search goes
         on.
@@ -208,7 +209,8 @@ class MeshSearch:
             self.exhaust()
 
     def simplify(self, surcharge_s: float) -> FoldedPlan | None:
-        """The best plan near the one that is laid, each collective counted `surcharge_s` dearer."""
+        """Return the best plan near the current one, with a penalty `surcharge_s` on each
+        collective."""
         self.surcharge_s = surcharge_s
         self.priced.clear()
         self.key = self._price()
@@ -244,12 +246,12 @@ class MeshSearch:
                     self._restore(before, key)
 
     def _around(self, unit: Sequence[WeightGroup]) -> Mapping[int, FragmentOutcome | None]:
-        """What came of the parts of the graph that read weights of `unit`: as long as that stays,
-        these parts feel nothing of what changes elsewhere."""
+        """Return the outcomes of the segments that read weights of `unit`: as long as these stay,
+        the segments feel nothing of what changes elsewhere."""
         return self.plans.outcomes_with(v for group in unit for v in group.variables)
 
     def _cost_and_live(self) -> Cost:
-        """What the laid plan costs, with what it stores at once (`cost.memory`)."""
+        """Price the settled plan, with its live peak of memory (`cost.memory`)."""
         self.plans.settle()
         laid = propagate(self.model.prepared, self.logical.mesh, self._anchored({}))
         cost = self.plans.cost()
@@ -257,7 +259,7 @@ class MeshSearch:
         return live_peak(laid, self.plans.pricer, cost.bucket_bytes, ratio).in_cost(cost)
 
     def look_closely(self) -> bool:
-        """Find out what the laid plan stores at once; whether that changes by how much it fits.
+        """Find out what the current plan stores at once; whether that changes by how much it fits.
 
         What a plan stores at its peak takes a propagation of the whole graph to know. So it is
         found out for one plan now and then, and then taken for all: the least that was seen.
@@ -292,7 +294,7 @@ class MeshSearch:
                 self.lay(group, pick)
 
     def found(self) -> FoldedPlan | None:
-        """The best valid plan, or None; `refused` then says why the first was invalid."""
+        """Return the best valid plan, or None; `refused` then says why the first was invalid."""
         if self.key[0] == math.inf:
             return None
         self.plans.settle()
@@ -300,7 +302,7 @@ class MeshSearch:
         return self._found(self._cost_and_live())
 
     def _found(self, cost: Cost, picks: Mapping[int, int] | None = None) -> FoldedPlan:
-        """The plan that is laid, in which the groups of these ids have other options than they
+        """Return the current plan, in which the groups of these ids have other options than they
         have chosen."""
         return FoldedPlan(
             self.logical.mesh,
@@ -317,7 +319,7 @@ class MeshSearch:
         return dataclasses.replace(self.anchors, variables={**self.anchors.variables, **chosen})
 
     def _tell(self, key: Key, picks: Mapping[int, int] | None = None) -> None:
-        """Tell of the plan that is laid; `picks` as of `_found`."""
+        """Report the current plan; `picks` as of `_found`."""
         if self.offer is None or key == INVALID:
             return
         cost = self.plans.cost()
@@ -325,7 +327,8 @@ class MeshSearch:
         self.offer(self._found(dataclasses.replace(cost, live_bytes=live_bytes), picks))
 
     def units(self) -> list[list[WeightGroup]]:
-        """The groups, in subgraphs small enough to price all plans of each, the largest first.
+        """Return the groups, in subgraphs small enough to price all plans of each, the largest
+        first.
 
         A block is one unit if it can be, else its parts along the name tree are.
         """
@@ -375,7 +378,8 @@ class MeshSearch:
         return self.priced.setdefault((tuple(g.name for g in unit), others), {})
 
     def alternatives(self) -> dict[str, list[SpecOption]]:
-        """By group, its options and the best step priced with each, the rest about as chosen."""
+        """Return for each group its options and the best step priced with each, the rest about as
+        chosen."""
         found = {}
         for unit in self.units():
             priced = self._priced_beside(unit)
@@ -389,7 +393,7 @@ class MeshSearch:
         return found
 
     def lay(self, group: WeightGroup, pick: int) -> None:
-        """Lay the group's weights as its option number `pick`."""
+        """Give the group's weights its option number `pick`."""
         for variable in group.variables:
             self.plans.lay(variable, group.options[pick])
 
@@ -403,7 +407,7 @@ class MeshSearch:
         return ""
 
     def _price(self) -> Key:
-        """The key of the plan that is laid; infinite if it is invalid."""
+        """Return the key of the current plan; infinite if it is invalid."""
         statistics = self.model.statistics
         statistics.candidates += 1
         self.deadline.count_candidate()
@@ -419,7 +423,7 @@ class MeshSearch:
         return Key(over, _rounded(judged), self._num_split(), _rounded(cost.seconds))
 
     def _num_split(self) -> int:
-        """How many groups of weights the plan that is laid splits."""
+        """Count the weight groups that the current plan splits."""
         initial, whole = self.plans.initial, self.plans.replicated
         return sum(initial[group.variables[0].handle] != whole for group in self.groups)
 

@@ -1,4 +1,4 @@
-"""What a search on one mesh goes through: weights in units small enough to price all plans of
+"""Neighbourhoods of a search on one mesh: weight groups in units small enough to price all plans of
 each, and the plans of a unit in the order in which they are priced."""
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ Candidates = Callable[[Sequence[WeightGroup]], Iterable[Picks]]
 
 
 def group_units(groups: Sequence[WeightGroup], limit: int) -> list[list[WeightGroup]]:
-    """`groups` as one unit if it has at most `limit` plans, else by the branches of their names.
+    """Return `groups` as one unit if it has at most `limit` plans, else by the branches of their
+    names.
 
     Neighbouring branches that are small stay together (the two layers of an MLP).
     """
@@ -52,12 +53,12 @@ def group_units(groups: Sequence[WeightGroup], limit: int) -> list[list[WeightGr
 
 
 def adjacent(unit: Sequence[WeightGroup]) -> Iterator[Picks]:
-    """What differs from the chosen plan in at most one weight."""
+    """Yield the plans that differ from the chosen one in at most one weight."""
     return _changed(unit, 1)
 
 
 def nearby(unit: Sequence[WeightGroup]) -> Iterator[Picks]:
-    """What differs from the chosen plan in at most two weights, these last."""
+    """Yield the plans that differ from the chosen one in at most two weights, these last."""
     return itertools.chain(_changed(unit, 1), _changed(unit, 2))
 
 
@@ -73,7 +74,7 @@ def _changed(unit: Sequence[WeightGroup], count: int) -> Iterator[Picks]:
 
 
 def every(unit: Sequence[WeightGroup]) -> Iterator[Picks]:
-    """All plans of a unit; neighbours differ in one weight, the last varies fastest."""
+    """Yield all plans of a unit; neighbours differ in one weight, the last varies fastest."""
     sizes = [len(group.options) for group in unit]
     digits, steps = [0] * len(sizes), [1] * len(sizes)
     yield tuple(digits)

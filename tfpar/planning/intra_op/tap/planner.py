@@ -1,7 +1,7 @@
 """TAP's planner (§IV-D, Algorithm 2): data and tensor parallelism, found by search.
 
-The model is folded to its shared subgraphs. For every way to lay a data and a model axis over
-the ranks, and to split the batch over one or both, all plans of each subgraph are priced, in the
+The model is folded to its shared subgraphs. For every logical mesh of a data and a model axis over
+the ranks, with the batch split over one or both, all plans of each subgraph are priced, in the
 surroundings of the best plans of the others, until none improves. A plan that pattern routing
 refuses is no candidate. Pure data parallelism always is one, and the first.
 """
@@ -43,7 +43,8 @@ MESH_PATIENCE = 2
 """After how many numbers of ranks in a row that split weights in vain larger ones are left out."""
 
 MAX_MEMORY_RATIO = 1.5
-"""Where no plan fits, a mesh whose best stores so much more than another's is not refined."""
+"""Largest ratio of a mesh's least memory to the best mesh's, for it to be refined where no plan
+fits."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -63,7 +64,8 @@ class TapPlanner:
     statistics: TapStatistics = dataclasses.field(default_factory=TapStatistics)
 
     def solve(self, problem: Problem) -> Plan:
-        """The best plan of all meshes; that of data parallelism at the least if time is short.
+        """Return the best plan of all meshes; that of data parallelism at the least if time is
+        short.
 
         Raises:
             PlanError: no plan is valid under the constraints; says why. If none was found in
@@ -74,7 +76,7 @@ class TapPlanner:
             return self.search(problem, folded_model(problem, self.min_duplicate), deadline)
 
     def search(self, problem: Problem, model: FoldedModel, deadline: Deadline) -> Plan:
-        """As `solve`, where the model is folded already."""
+        """Search as `solve` does, where the model is folded already."""
         self.statistics = model.statistics
         searches: list[MeshSearch] = []
         offer = None if problem.offer is None else functools.partial(self._offer, problem, model)
@@ -144,8 +146,8 @@ class TapPlanner:
 
 
 def _baselines(problem: Problem, model: FoldedModel) -> Iterator[FoldedPlan]:
-    """What takes no search; of its variables the weights that a search decides, which it leaves
-    whole."""
+    """Yield the plans that take no search, with the weights that a search decides as their only
+    anchored variables and counted as unsplit."""
     decided = {
         v.name
         for group in model.folded.groups
@@ -161,7 +163,8 @@ def _baselines(problem: Problem, model: FoldedModel) -> Iterator[FoldedPlan]:
 def _alternatives(
     taken: FoldedPlan, model: FoldedModel, searches: Sequence[MeshSearch]
 ) -> dict[str, list[SpecOption]]:
-    """What was priced for each variable: on the mesh of `taken`, and the best split elsewhere."""
+    """Collect the priced options of each variable: on the mesh of `taken`, and the best split
+    elsewhere."""
     priced: dict[str, list[SpecOption]] = {}
     elsewhere: dict[str, SpecOption] = {}
     for search in searches:

@@ -1,10 +1,10 @@
 """Pattern routing (TAP §IV-E, Algorithm 3): whether the patterns of a plan connect.
 
-Breadth first over the GraphNodes, in the order in which their inputs are ready: from the root
-(what nothing feeds) to the leaf (the loss). A node is reached when all it reads from is and its
-pattern takes what arrives: the propagation engine finds the collectives between them. It does not
-take it if the engine finds no strategy for one of its ops, or if a split weight would be gathered
-for an op that every rank then computes alike: such a Split is a Replica that communicates more.
+Breadth first over the GraphNodes, in the order in which their inputs are ready: from the root (what
+nothing feeds) to the leaf (the loss). A node is reached when all it reads from is and its pattern
+takes what arrives: the propagation engine finds the collectives between them. It does not take it
+if the engine finds no strategy for one of its ops, or if a split weight would be gathered for an op
+that every rank then computes in full: such a Split is a Replica that communicates more.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How weights lie in the best plans of meshes that were searched.
+"""Warm starts: layouts of weights in the best plans of meshes that were searched.
 
 There are few of them: what suits a mesh suits nearly all that split weights in as many axes,
-however long these are, and be it for other numbers of ranks. So a mesh that is like others is
-begun where these ended.
+however long these are, and be it for other numbers of ranks. So the search on a mesh of the same
+kind begins where these ended.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class WarmStarts:
         self._sizes: dict[Hashable, set[int]] = {}
 
     def of(self, logical: LogicalMesh) -> tuple[Layout, ...]:
-        """Those found on meshes like this one, the last ones first."""
+        """Return the layouts found on meshes like this one, the last ones first."""
         return tuple(self._found.get(kind_of(logical), ()))
 
     def elsewhere(self, size: int) -> frozenset[Hashable]:
-        """The kinds of meshes of which something was found for another number of ranks."""
+        """Return the kinds of meshes of which something was found for another number of ranks."""
         return frozenset(kind for kind, sizes in self._sizes.items() if sizes - {size})
 
     def add(self, logical: LogicalMesh, layout: Layout) -> None:
@@ -43,7 +43,7 @@ class WarmStarts:
 
 
 def kind_of(logical: LogicalMesh) -> Hashable:
-    """What meshes have in common that are like each other."""
+    """Return the key that meshes share whose best layouts resemble each other."""
     return logical.batch_axes, logical.model_axes
 
 
