@@ -173,8 +173,7 @@ class Plan:
 
     @property
     def whole_mesh(self) -> Mesh:
-        """Mesh of all ranks, on which those of each actor of a pipeline follow those of the one
-        before."""
+        """Mesh of all ranks, on which those of each actor follow those of the one before."""
         first, *rest = self.mesh.shape
         return Mesh(self.mesh.axis_names, (first * self.num_ranks // self.mesh.size, *rest))
 
@@ -189,8 +188,7 @@ class Plan:
         return self.cost.memory_bytes <= memory_bytes and self.cost.host_bytes <= room
 
     def coordinates(self, rank: int) -> tuple[int, ...]:
-        """Return the coordinates of a rank of the job on the mesh, in a pipeline on that of its
-        stage."""
+        """Return the coordinates of a rank on the mesh, in a pipeline on that of its stage."""
         if self.stages is not None:
             groups = self.stages.groups(self.mesh.size)
             rank = next(group.index(rank) for group in groups if rank in group)
@@ -227,8 +225,7 @@ class Plan:
         return found
 
     def shared_units(self, batch_size: int | None, axis: int) -> list[int]:
-        """Return the numbers of equal parts in which a batch can be shared out along a mesh axis,
-        most first.
+        """Return in how many equal parts a batch can be shared out along an axis, most first.
 
         Each part has a sample for each chunk or microbatch and for each coordinate of the other
         axes that split the batch; or, as some ops may split it further, of all other axes.
@@ -255,8 +252,7 @@ class Plan:
     # --- use ---------------------------------------------------------------------
 
     def anchors(self) -> Anchors:
-        """Return the anchors for propagation, without graph inputs, whose specs are the
-        caller's."""
+        """Return the anchors for propagation; the specs of graph inputs are the caller's."""
         fixed = {n: v.spec for n, v in self.variables.items() if v.spec is not None}
         slots = {n: v.slots for n, v in self.variables.items() if v.slots is not None}
         return Anchors(variables=fixed, tensors=dict(self.tensors), ops=self.ops, slots=slots)
@@ -321,8 +317,7 @@ class Plan:
         return dataclasses.replace(self, partitioned=None, report=report)
 
     def of_model(self, layers: Iterable[ModelLayer]) -> Plan:
-        """Return the same plan, knowing the layers of the model that it is for, itself the
-        first."""
+        """Return the same plan, with the layers of the model that it is for, itself the first."""
         return dataclasses.replace(self, layers=tuple(layers), report=None)
 
     # --- reading -----------------------------------------------------------------
@@ -393,8 +388,7 @@ class Plan:
         return text
 
     def explain(self, name: str, partitioned: PartitionedGraph | None = None) -> str:
-        """Explain the spec of variable `name`: why it is chosen, who reads it, and the collectives
-        that follow.
+        """Explain the spec of variable `name`: its cause, its readers, and what they move.
 
         Args:
             name: the variable's path, or an end of it that is its alone.
@@ -483,8 +477,7 @@ class Plan:
         return cls.from_json(text, path)
 
     def to_json(self) -> str:
-        """Return the plan as JSON text: sorted, one line per variable and tensor; with its
-        `report`."""
+        """Format the plan as JSON: sorted, one line per variable and tensor; with its `report`."""
         return text_of(self)
 
     @classmethod
