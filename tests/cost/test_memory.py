@@ -232,9 +232,9 @@ def test_folded_models_store_about_what_whole_ones_do():
 
 def test_peaks_of_real_steps_lie_between_the_parts():
     problem = Captured.saved("gpt_narrow").problem([2, 2], "cpu")
-    found = plan_from_constraints(problem.graph, Mesh.of([2, 2]), [batch("data")])
+    found = plan_from_constraints(problem.step.graph, Mesh.of([2, 2]), [batch("data")])
     cost = price(problem, found)
     assert cost.live_bytes >= max(cost.gradient_bytes, cost.activation_bytes)
-    roles = Roles.of(problem.graph)
+    roles = Roles.of(problem.step.graph)
     pricer = Pricer(found.mesh, problem.cluster, roles)
     assert pricer.trains

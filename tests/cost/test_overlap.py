@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 import tfpar as tap
+from tests.planning.changes import changed
 from tests.planning.problems import Captured
 from tfpar.cost.overlap import hidden_by_chunks
 from tfpar.planning.intra_op.planners import find_planner
@@ -36,7 +37,7 @@ def step():
 def planned(step, **changes):
     problem = step.problem({"data": 1, "model": 8}, "rhino-m8", [tap.batch("data")])
     cluster = dataclasses.replace(problem.cluster, **changes)
-    return find_plan(dataclasses.replace(problem, cluster=cluster), find_planner("tap"))
+    return find_plan(changed(problem, cluster=cluster), find_planner("tap"))
 
 
 @pytest.mark.slow

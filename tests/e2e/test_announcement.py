@@ -68,7 +68,7 @@ def test_a_search_knows_how_many_steps_there_are_to_train():
 
     class Listening(TapPlanner):
         def solve(self, problem):
-            asked.append(problem.budget.steps)
+            asked.append(problem.aim.budget.steps)
             return super().solve(problem)
 
     for train, steps in (

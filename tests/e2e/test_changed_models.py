@@ -122,7 +122,7 @@ class OnlyAnew(TapPlanner):
     refused = 0
 
     def solve(self, problem):
-        if problem.fixed:
+        if problem.given.variables:
             self.refused += 1
             raise PlanError("It cannot stay.")
         return super().solve(problem)

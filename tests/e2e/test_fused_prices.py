@@ -72,7 +72,7 @@ def test_a_model_that_trains_is_planned_as_it_runs():
     planner = Counting()
     model = tap.parallelize(build(True), [2], planner=planner, cluster=SLOW_MEMORY)
     model.fit(X, Y, batch_size=64, verbose=0)
-    assert {p.jit_compile for p in planner.problems} == {True}
+    assert {p.step.jit_compile for p in planner.problems} == {True}
 
 
 @pytest.mark.slow
@@ -87,4 +87,4 @@ def test_a_function_too(jit_compile):
             return tf.reduce_sum(tf.nn.relu(x @ weight) ** 2 + 1)
 
     step(tf.ones((4, 8)))
-    assert {p.jit_compile for p in planner.problems} == {jit_compile}
+    assert {p.step.jit_compile for p in planner.problems} == {jit_compile}

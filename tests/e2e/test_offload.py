@@ -433,5 +433,5 @@ def test_the_link_to_the_host_decides_whether_slots_leave_or_blocks_are_computed
     assert ample.cost.seconds < quick.cost.seconds < slow.cost.seconds
     assert quick.cost.activation_bytes < 0.5 * ample.cost.activation_bytes
     problem = captured.problem([1], machines(0.6 * ample.cost.memory_bytes, 1e6))
-    never = find_plan(dataclasses.replace(problem, recompute=False), find_planner("tap"))
+    never = find_plan(problem.with_storage(recompute=False), find_planner("tap"))
     assert len(never.offloaded.activations) == 4 and not never.recompute

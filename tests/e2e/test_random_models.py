@@ -125,7 +125,7 @@ def test_chunks_are_priced_of_a_step_with_sums_per_sample():
     step = Captured.of(scored, 8, (tf.TensorSpec((8, 3, 4)), tf.TensorSpec((8, 2))))
     problem = step.problem([2, 2], "dgx-a100")
     plan = find_plan(problem, find_planner("tap"))
-    assert "TfparBlockSum" in {op.type for op in problem.graph.ops}
+    assert "TfparBlockSum" in {op.type for op in problem.step.graph.ops}
     assert plan.chunks > 1 or plan.cost.hidden_s == 0.0
     if plan.chunks == 1:
         assert_priced_as_a_whole(problem, plan)

@@ -29,7 +29,7 @@ class ByOps:
             batch_axes=("data",),
             variables={
                 v.name: PlannedVariable(tuple(v.shape), v.dtype, v.trainable)
-                for v in problem.variables
+                for v in problem.step.variables
             },
             planner=self.name,
         )

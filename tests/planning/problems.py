@@ -73,7 +73,7 @@ class Captured:
 
 def within(seconds: float | None, problem: Problem) -> Problem:
     """The problem of finding a plan in so many seconds."""
-    return dataclasses.replace(problem, budget=Budget(seconds))
+    return problem.with_aim(budget=Budget(seconds))
 
 
 def partition(problem: Problem, plan: Plan) -> PartitionedGraph:
@@ -85,7 +85,7 @@ def price(problem: Problem, plan: Plan) -> Cost:
     """What the evaluator says of it."""
     partitioned = partition(problem, plan)
     roles = priced_roles(partitioned, problem)
-    return evaluate(partitioned, problem.cluster, roles, problem.state_ratio)
+    return evaluate(partitioned, problem.cluster, roles, problem.step.state_ratio)
 
 
 def assert_priced_as_a_whole(problem: Problem, plan: Plan) -> None:

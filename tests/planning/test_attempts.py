@@ -28,7 +28,7 @@ class Listening(TapPlanner):
 
 def test_the_next_limit_is_as_much_below_what_was_expected_as_that_was_exceeded(monkeypatch):
     problem = Captured.saved("mlp").problem([2, 2], "v100-ethernet")
-    problem = dataclasses.replace(problem, microbatches=4, kept_part=0.25)
+    problem = problem.with_batch(microbatches=4, kept_part=0.25)
     cost = TapPlanner().solve(problem.with_objective(memory_limit=math.inf)).cost
     expected = problem.stored_bytes(cost, PeakMemoryModel.of(cost))
 

@@ -26,8 +26,8 @@ def test_what_every_op_takes_in_rows_is_split():
     plan = infer_batch_axes(unsaid, problem)
     parts = partition(problem, plan)
     assert plan.batch_axes == ("data",)
-    assert all(parts.specs[t] == (Shard(0),) for t in problem.batched)
-    assert all(whole.specs[t] != (Shard(0),) for t in problem.batched)
+    assert all(parts.specs[t] == (Shard(0),) for t in problem.step.batched)
+    assert all(whole.specs[t] != (Shard(0),) for t in problem.step.batched)
     assert parts.collectives() == whole.collectives()
     assert {"S(0) over data"} == set(_column(plan.summary(whole, full=True), "Its ops take"))
     assert {"S(0) over data"} == set(_column(plan.summary(parts, full=True), "A rank is given"))
@@ -51,7 +51,9 @@ def test_ops_that_hand_the_batch_on_are_looked_through():
     problem = problem_of("perceptron_with_a_cast")
     plan = ByOps(whole=frozenset({"Cast"})).solve(problem)
     (cast,) = (
-        op for op in problem.graph.ops if op.type == "Cast" and {*op.inputs} & problem.batched
+        op
+        for op in problem.step.graph.ops
+        if op.type == "Cast" and {*op.inputs} & problem.step.batched
     )
     assert plan.ops[cast.name].in_specs == (replicated_spec(1),)
     found = infer_batch_axes(plan, problem)
@@ -62,13 +64,13 @@ def test_ops_that_hand_the_batch_on_are_looked_through():
 
 def test_an_input_that_is_needed_whole_keeps_the_batch_whole():
     problem = problem_of("perceptron")
-    (labels,) = (t for t in problem.batched if t.shape[1] == 3)
-    (reader,) = problem.graph.consumers()[labels]
+    (labels,) = (t for t in problem.step.batched if t.shape[1] == 3)
+    (reader,) = problem.step.graph.consumers()[labels]
     plan = ByOps(whole=frozenset({reader.type})).solve(problem)
     assert infer_batch_axes(plan, problem) is plan
     laid = partition(problem, plan)
     assert not is_taken_in_rows(laid, [labels], 0)
-    assert is_taken_in_rows(laid, problem.batched - {labels}, 0)
+    assert is_taken_in_rows(laid, problem.step.batched - {labels}, 0)
     summary = plan.summary(laid, full=True)
     assert "batch not split" in summary
     assert sorted(_column(summary, "Its ops take")) == ["S(0) over data", "all of it"]

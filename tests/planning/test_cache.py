@@ -12,13 +12,14 @@ import pytest
 
 import tfpar as tap
 from tests.plan.graphs import mlp
+from tests.planning.changes import changed
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.lookup import find_cluster
 from tfpar.ir.fingerprint import fingerprint
 from tfpar.planning.cache import PlanCache
 from tfpar.planning.intra_op.tap.planner import TapPlanner
 from tfpar.planning.meshes import given_mesh, logical_meshes
-from tfpar.planning.problem import ConstrainedSpec, Problem
+from tfpar.planning.problem import ConstrainedSpec, Problem, ProblemInstance, StepToPlan
 from tfpar.planning.solve import find_plan
 from tfpar.spec import Mesh, PlanError, Replicate, Shard
 
@@ -41,20 +42,15 @@ class Counting:
 def stated(batch: int, mesh: Mesh, cluster: str | Cluster) -> Problem:
     """One for all who ask: what is known of its graph holds for each search."""
     graph = mlp(batch=batch, hidden=16)
-    return Problem(
-        graph,
-        logical_meshes(mesh),
-        find_cluster(cluster, mesh),
-        frozenset(graph.inputs),
-        fingerprint(graph),
-        graph.variables,
-    )
+    step = StepToPlan(graph, frozenset(graph.inputs), fingerprint(graph), graph.variables)
+    return Problem(ProblemInstance(step, find_cluster(cluster, mesh)), logical_meshes(mesh))
 
 
 def problem(
     batch: int = 8, mesh: Mesh = MESH, cluster: str | Cluster = "dgx-a100", **changes
 ) -> Problem:
-    return dataclasses.replace(stated(batch, mesh, cluster), **changes)
+    fresh = stated(batch, mesh, cluster).with_step()  # of which no plan is known
+    return changed(fresh, **changes)
 
 
 def kept(folder) -> list[Path]:
@@ -89,10 +85,12 @@ def test_a_kept_plan_has_the_variables_of_the_problem_that_it_answers(tmp_path):
     plain = problem()
 
     def with_slot(name):
-        weight = plain.variables[0]
-        return dataclasses.replace(
-            plain,
-            variables=[*plain.variables, dataclasses.replace(weight, name=name, trainable=False)],
+        weight = plain.step.variables[0]
+        return plain.with_step(
+            variables=[
+                *plain.step.variables,
+                dataclasses.replace(weight, name=name, trainable=False),
+            ]
         )
 
     first = find_plan(with_slot("adam/momentum"), planner, cache)
@@ -100,7 +98,7 @@ def test_a_kept_plan_has_the_variables_of_the_problem_that_it_answers(tmp_path):
     assert len(planner.problems) == 1
     assert "adam/momentum" in first.variables and "adam/momentum" not in again.variables
     assert again.variables["lion/momentum"].spec is None
-    weights = {v.name for v in plain.variables}
+    weights = {v.name for v in plain.step.variables}
     assert all(again.variables[name] == first.variables[name] for name in weights)
 
 
@@ -240,8 +238,8 @@ def test_the_nearest_of_several_is_taken(tmp_path):
 def test_constraints_and_planners_are_told_apart(tmp_path):
     planner, cache = Counting(), PlanCache(str(tmp_path))
     one = problem(constraints=("shard('a', dim=0, axis='model')",), compression="float16")
-    find_plan(dataclasses.replace(one, compression=None), planner, cache)
-    other = dataclasses.replace(one, constraints=("replicate('a')",))
+    find_plan(one.with_step(compression=None), planner, cache)
+    other = one.with_given(constraints=("replicate('a')",))
     assert cache.nearest(other, Counting("another")).partition(" differs by ")[2] == (
         "the planner (counting -> another), the constraints (without shard('a', dim=0, "
         "axis='model'), with replicate('a')), compression (None -> float16)"
@@ -252,4 +250,4 @@ def test_whoever_searches_is_told_of_a_miss(tmp_path):
     planner, cache, missed = Counting(), PlanCache(str(tmp_path)), []
     for batch in (8, 8, 16):
         find_plan(problem(batch=batch), planner, cache, missed=missed.append)
-    assert [next(iter(p.batched)).shape[0] for p in missed] == [8, 16]
+    assert [next(iter(p.step.batched)).shape[0] for p in missed] == [8, 16]

@@ -9,6 +9,7 @@ import itertools
 import pytest
 
 import tfpar as tap
+from tests.planning.changes import changed
 from tests.planning.problems import Captured, within
 from tests.planning.test_cache import problem as tiny
 from tfpar.cluster.lookup import find_cluster
@@ -50,15 +51,15 @@ class Stub:
     def relaxed(self, kept):
         names = tuple(n for n in NAMES if n in kept)
         meshes = [given_mesh(priced().mesh, ["data"])]
-        return dataclasses.replace(tiny(), meshes=meshes, constraints=names)
+        return tiny().with_meshes(meshes).with_given(constraints=names)
 
     def solve(self, problem):
-        self.asked.append(problem.constraints)
-        if any(names <= set(problem.constraints) for names in self.bad):
+        self.asked.append(problem.given.constraints)
+        if any(names <= set(problem.given.constraints) for names in self.bad):
             raise self.error("impossible")
-        seconds = 1.0 + sum(self.seconds.get(name, 0.0) for name in problem.constraints)
+        seconds = 1.0 + sum(self.seconds.get(name, 0.0) for name in problem.given.constraints)
         plan = priced()
-        if not problem.constraints:
+        if not problem.given.constraints:
             plan = dataclasses.replace(plan, mesh=Mesh(("data", "model"), (4, 1)))
         return dataclasses.replace(plan, cost=dataclasses.replace(plan.cost, seconds=seconds))
 
@@ -112,7 +113,7 @@ def test_a_plan_that_a_planner_misses_without_a_constraint_is_one_all_the_same()
     missing = ("b", "e")
 
     def misses(problem):
-        if problem.constraints == missing:
+        if problem.given.constraints == missing:
             raise PlanError("missed")
         return solve(problem)
 
@@ -138,7 +139,7 @@ def test_where_several_sets_conflict_several_are_left_out():
 
 def test_a_constraint_that_is_given_twice_is_one():
     stub = Stub("b")
-    problem = dataclasses.replace(stub.relaxed(NAMES), constraints=("b", "a", "b"))
+    problem = changed(stub.relaxed(NAMES), constraints=("b", "a", "b"))
     found = find_conflict(problem, stub.relaxed, stub.solve)
     assert found.constraints == ("b",) and list(found.ways) == [("b",)]
 
@@ -188,7 +189,7 @@ def test_one_search_without_an_answer_is_enough_for_doubt():
     stub = Stub("b")
 
     def solve(problem):
-        if problem.constraints == ("b", "c"):
+        if problem.given.constraints == ("b", "c"):
             raise TimeLimitError("no time")
         return stub.solve(problem)
 
@@ -201,11 +202,11 @@ def test_a_search_says_what_it_is_for():
     stub = Stub("bd")
 
     def solve(problem):
-        problem.progress("data=4", 7)
+        problem.aim.progress("data=4", 7)
         return stub.solve(problem)
 
     progress = lambda what, count: told.append((what, count))  # noqa: E731
-    relaxed = lambda kept: dataclasses.replace(stub.relaxed(kept), progress=progress)  # noqa: E731
+    relaxed = lambda kept: changed(stub.relaxed(kept), progress=progress)  # noqa: E731
     find_conflict(relaxed(NAMES), relaxed, solve)
     assert len(told) == 2 * len(stub.asked)
     assert told[0] == ("which constraints conflict, search 1", 0)

@@ -127,7 +127,7 @@ def test_one_search_of_several_that_was_cut_short_marks_the_plan(which):
             return dataclasses.replace(TapPlanner().solve(problem), cut_short=at == which)
 
     problem = tiny()
-    problem = dataclasses.replace(problem, cluster=problem.cluster.with_memory(1.0))
+    problem = problem.with_cluster(problem.cluster.with_memory(1.0))
     planner = Planner()
     assert solve_under_memory_limit(problem, planner).cut_short and planner.searches == 3
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 
 import pytest
@@ -34,10 +33,10 @@ BY_OPS = {
 def seconds(planner, asked):
     """What the planner's plan takes: as it says, and as the evaluator says of the whole graph."""
     plan = planner.solve(asked)
-    prepared = prepare(asked.graph)
+    prepared = prepare(asked.step.graph)
     laid = propagate(prepared, plan.mesh, step_anchors(plan, asked))
     roles = Roles.of(prepared.graph)
-    cost = evaluate(laid, asked.cluster, roles, asked.state_ratio)
+    cost = evaluate(laid, asked.cluster, roles, asked.step.state_ratio)
     assert plan.cost.seconds == pytest.approx(cost.seconds, rel=1e-6)
     return plan.cost.seconds
 
@@ -130,11 +129,8 @@ def test_the_plan_that_stores_least_is_found_where_nothing_fits(name, planner):
 def test_what_is_given_stays_and_leaves_fewer_plans():
     free = problem(GRAPHS["towers"](), [2])
     column = parse_spec("R,S(1)")
-    asked = dataclasses.replace(
-        free,
-        meshes=[given_mesh(Mesh(("data", "model"), (1, 2)), ["data"])],
-        fixed={"left/kernel": ConstrainedSpec(column, "so")},
-        constraints=("so",),
+    asked = free.with_meshes([given_mesh(Mesh(("data", "model"), (1, 2)), ["data"])]).with_given(
+        variables={"left/kernel": ConstrainedSpec(column, "so")}, constraints=("so",)
     )
     planner = ExhaustivePlanner()
     plan = planner.solve(asked)

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from tests.planning.blocks import chain
+from tests.planning.changes import changed
 from tests.planning.tiny import problem
 from tfpar.cost.cost import Cost
 from tfpar.planning.folding.folded_model import FoldedModel
@@ -64,11 +65,11 @@ def test_what_is_not_named_is_left_to_propagation(asked, model):
     plan = unfold_plan(asked, model, of_block(0, COLUMNS), "stub")
     assert plan.variables[kernel(0)].spec == COLUMNS
     assert plan.variables["m/block_0/bias"].spec is None
-    assert set(plan.variables) == {v.name for v in asked.variables}
+    assert set(plan.variables) == {v.name for v in asked.step.variables}
 
 
 def test_what_is_given_has_the_say(asked, model):
-    given = dataclasses.replace(asked, fixed={kernel(0): ConstrainedSpec(ROWS, "the user")})
+    given = changed(asked, fixed={kernel(0): ConstrainedSpec(ROWS, "the user")})
     plan = unfold_plan(given, model, of_block(0, COLUMNS), "stub")
     assert (plan.variables[kernel(0)].spec, plan.variables[kernel(0)].why) == (ROWS, "the user")
 

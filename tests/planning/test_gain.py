@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from tests.planning.changes import changed
 from tests.planning.problems import Captured
 from tests.planning.tiny import drawn
 from tfpar.planning.candidates import Candidate
@@ -28,7 +29,7 @@ from tfpar.planning.request import PlanRequest
 
 
 def for_steps(problem, steps, seconds=None):
-    return dataclasses.replace(problem, budget=Budget(seconds, steps))
+    return changed(problem, budget=Budget(seconds, steps))
 
 
 def stated():
@@ -104,7 +105,7 @@ def test_candidates_are_counted(problem, monkeypatch):
     for steps in (None, 1):
         asked = stated()
         counted: list[int] = []
-        asked = dataclasses.replace(asked, progress=lambda _, n, c=counted: c.append(n))
+        asked = changed(asked, progress=lambda _, n, c=counted: c.append(n))
         plan = AutoPlanner().solve(for_steps(asked, steps))
         priced.append(max(counted))
         assert plan.cut_short == (steps is not None)

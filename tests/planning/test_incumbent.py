@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from tests.planning.changes import changed
 from tests.planning.intra_op.rhino.test_cost_network import hard
 from tests.planning.problems import Captured, assert_priced_as_a_whole
 from tests.planning.test_cache import problem as tiny
@@ -46,7 +47,7 @@ class Interrupted:
 
     def solve(self, problem):
         self.searches += 1
-        told = problem.offer
+        told = problem.aim.offer
 
         def offer(make, cost):
             told(make, cost)
@@ -55,7 +56,7 @@ class Interrupted:
                 self.at = time.monotonic()
                 signal.raise_signal(signal.SIGINT)
 
-        return self.planner.solve(dataclasses.replace(problem, offer=offer))
+        return self.planner.solve(changed(problem, offer=offer))
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +108,7 @@ def test_the_fastest_that_fits_is_kept_and_made_only_when_asked_for():
 def test_what_fits_in_microbatches_is_kept_though_it_would_not_in_one_piece(captured):
     problem = captured.problem([2, 2], "v100-ethernet")
     cost = TapPlanner().solve(problem).cost
-    parts = dataclasses.replace(problem, microbatches=4, kept_part=0.25)
+    parts = changed(problem, microbatches=4, kept_part=0.25)
     stored = parts.stored_bytes(cost, PeakMemoryModel.of(cost))
     asked = parts.with_objective(memory_limit=(stored + cost.memory_bytes) / 2)
     assert asked.excess(cost) and not asked.excess_in_parts(cost)
@@ -115,7 +116,7 @@ def test_what_fits_in_microbatches_is_kept_though_it_would_not_in_one_piece(capt
     class Once(TapPlanner):
         def solve(self, problem):
             found = super().solve(problem.with_objective(memory_limit=math.inf))
-            problem.offer(lambda: found, found.cost)
+            problem.aim.offer(lambda: found, found.cost)
             raise KeyboardInterrupt
 
     with pytest.raises(SearchInterrupted) as error:
@@ -176,14 +177,14 @@ def test_where_nothing_was_found_or_fits_the_search_begins_anew(captured):
         find_plan(problem, asked, interrupted=kept)
     assert error.value.plan is None
     assert not find_plan(problem, asked, interrupted=kept).cut_short and asked.searches == 2
-    tight = dataclasses.replace(problem, cluster=problem.cluster.with_memory(1.03e6))
+    tight = changed(problem, cluster=problem.cluster.with_memory(1.03e6))
     with pytest.raises(SearchInterrupted) as error:
         find_plan(tight, Interrupted(TapPlanner(), 1))
     assert error.value.plan is None
 
 
 def test_a_plan_says_what_it_computes_again(captured):
-    problem = dataclasses.replace(captured.problem([2, 2], "v100-ethernet"), recompute=("stem",))
+    problem = changed(captured.problem([2, 2], "v100-ethernet"), recompute=("stem",))
     with pytest.raises(SearchInterrupted) as error:
         find_plan(problem, Interrupted(TapPlanner(), 1))
     assert error.value.plan.recompute

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from tests.graphs import saved
+from tests.planning.changes import changed
 from tests.planning.problems import Captured
 from tests.planning.test_slots import MACHINES, problem_of
 from tfpar.planning import solve
@@ -25,15 +26,15 @@ WEIGHTS = 4 * (64 * 64 + 64 * 64 + 64 * 6)
 def problem_with_updates_last(**arguments):
     """As planning graphs have them."""
     problem = problem_of(**arguments)
-    updates = {*problem.graph.effects}
-    problem.graph.ops.sort(key=lambda op: op in updates)
+    updates = {*problem.step.graph.effects}
+    problem.step.graph.ops.sort(key=lambda op: op in updates)
     return problem
 
 
 def on(problem, memory=1e10, host=None):
     """`problem` on devices, and hosts, with so much memory."""
     cluster = MACHINES.with_device(memory_bytes=memory).with_host_memory(host)
-    return dataclasses.replace(problem, cluster=cluster)
+    return changed(problem, cluster=cluster)
 
 
 def refused(problem) -> str:
@@ -58,7 +59,7 @@ def test_weights_and_gradients_that_are_too_large_are_refused_at_once():
     step.graph.variables[at] = dataclasses.replace(rows, shape=shape)
     captured = Captured(step, step.graph.inputs[0].shape[0])
     problem = captured.problem([2, 8], "dgx-a100")
-    problem = dataclasses.replace(problem, state_ratio=0.0)
+    problem = problem.with_step(state_ratio=0.0)
     begin = time.process_time()
     with pytest.raises(MemoryLimitError) as error:
         solve.find_plan(problem, Unasked())
@@ -71,7 +72,7 @@ def test_weights_and_gradients_that_are_too_large_are_refused_at_once():
 def test_the_bound_is_below_what_any_plan_stores():
     for name in ("mlp", "embedded"):
         problem = Captured.saved(name).problem([2], "dgx-a100")
-        problem = dataclasses.replace(problem, offload=Offload())
+        problem = problem.with_storage(offload=Offload())
         least = LeastMemory.of(problem)
         assert least.gradient_bytes == pytest.approx(least.weight_bytes, rel=0.01), "each once"
         stored = TapPlanner().solve(problem.with_objective(memory_limit=0.0)).cost.memory_bytes
@@ -80,7 +81,7 @@ def test_the_bound_is_below_what_any_plan_stores():
 
 def test_slots_count_where_no_host_has_room_for_them():
     problem = problem_with_updates_last(state_ratio=2.0)
-    kept = dataclasses.replace(problem, offload=Offload())
+    kept = changed(problem, offload=Offload())
     assert LeastMemory.of(kept).total == 4 * WEIGHTS
     least = LeastMemory.of(on(problem))
     assert (least.total, least.host_slot_bytes) == (2 * WEIGHTS, 2 * WEIGHTS)
@@ -89,7 +90,7 @@ def test_slots_count_where_no_host_has_room_for_them():
     assert (least.state_bytes, least.host_slot_bytes) == (1.5 * WEIGHTS, WEIGHTS / 2)
     # Where weights are updated one after another, only one gradient needs to be there.
     assert LeastMemory.of(problem_of()).gradient_bytes == 4 * 64 * 64
-    bound = dataclasses.replace(problem, bound=frozenset(v.name for v in problem.graph.variables))
+    bound = changed(problem, bound=frozenset(v.name for v in problem.step.graph.variables))
     assert LeastMemory.of(bound).host_slot_bytes == 0
 
 
@@ -97,13 +98,13 @@ def test_only_what_helps_is_advised():
     problem = problem_with_updates_last(state_ratio=2.0)
     text = refused(on(problem, memory=WEIGHTS / 4))
     assert "; in host memory slots" in text and "fewer slots" not in text
-    text = refused(on(dataclasses.replace(problem, offload=Offload()), memory=WEIGHTS / 4))
+    text = refused(on(changed(problem, offload=Offload()), memory=WEIGHTS / 4))
     assert "slots and other state" in text and "in host memory (offload=" in text
     assert "an optimizer with fewer slots" in text and "weights with their slots weigh" in text
     text = refused(on(problem, memory=WEIGHTS / 4, host=WEIGHTS / 2))
     assert "fewer slots, hosts with more memory" in text and "(offload=" not in text
     for ratio in (0.0, None):
-        text = refused(on(dataclasses.replace(problem, state_ratio=ratio), memory=WEIGHTS / 8))
+        text = refused(on(changed(problem, state_ratio=ratio), memory=WEIGHTS / 8))
         assert "slot" not in text and "host" not in text
 
 
@@ -134,5 +135,5 @@ def test_what_lies_where_is_said_of_the_best_plan():
     text = str(memory_error(plan, laid, small))
     assert "into the memory of a device of" in text and "; in host memory slots 67" in text
     assert "fewer slots" not in text and "their slots" not in text
-    without = dataclasses.replace(small, state_ratio=0.0)
+    without = changed(small, state_ratio=0.0)
     assert "slots" not in str(memory_error(fastest_plan(without, TapPlanner()), laid, without))

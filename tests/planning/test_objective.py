@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from tests.planning.changes import changed
 from tests.planning.tiny import SMALLEST, problem
 from tfpar.cost.cost import Cost
 from tfpar.pipeline import Pipeline
@@ -28,7 +29,7 @@ def cost(asked) -> Cost:
 def test_the_limit_is_what_devices_have_unless_another_is_asked_for(asked, cost):
     device = asked.cluster.device.memory_bytes
     assert asked.memory_limit == device and asked.excess(cost) == 0.0
-    tight = dataclasses.replace(asked, cluster=asked.cluster.with_memory(cost.memory_bytes - 8))
+    tight = changed(asked, cluster=asked.cluster.with_memory(cost.memory_bytes - 8))
     assert tight.excess(cost) == 8.0
     assert tight.with_objective(memory_limit=math.inf).excess(cost) == 0.0
     assert tight.with_objective(memory_limit=0.0).excess(cost) == cost.memory_bytes
@@ -36,9 +37,9 @@ def test_the_limit_is_what_devices_have_unless_another_is_asked_for(asked, cost)
 
 
 def test_what_is_not_asked_for_stays(asked):
-    changed = asked.with_objective(memory_limit=1.0).with_objective(surcharge_s=2.0)
-    assert changed.objective == Objective(1.0, asked.objective.uncertainty, 2.0)
-    assert dataclasses.replace(changed, objective=asked.objective).cluster is asked.cluster
+    other = asked.with_objective(memory_limit=1.0).with_objective(surcharge_s=2.0)
+    assert other.aim.objective == Objective(1.0, asked.aim.objective.uncertainty, 2.0)
+    assert other.cluster is asked.cluster and other.memo is asked.memo
 
 
 def test_plans_name_the_machines_as_they_are_whatever_is_asked_for(asked):
@@ -67,10 +68,10 @@ def test_what_is_known_of_a_problem_holds_whatever_it_is_asked_for(asked):
     assert asked.with_objective(memory_limit=0.0).memo.of(list) is found
     assert asked.with_incumbent_callback(None).memo is asked.memo
     assert asked.in_pipeline(Pipeline(2, 8)).memo is asked.memo
-    other = dataclasses.replace(asked, state_ratio=9.0)
+    other = asked.with_step(state_ratio=9.0)
     assert other.memo.of(list) is not found, "another problem"
     again = other.with_settings_of(asked.with_objective(surcharge_s=1.0))
-    assert again.objective.surcharge_s == 1.0 and again.state_ratio == 9.0
+    assert again.aim.objective.surcharge_s == 1.0 and again.step.state_ratio == 9.0
     assert again.memo is other.memo
 
 

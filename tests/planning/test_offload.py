@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from tests.planning.changes import changed
 from tests.planning.problems import Captured
 from tests.planning.test_slots import MACHINES, WHOLE, problem_of, weights_of
 from tests.planning.test_slots import slots_of as split_slots_of
@@ -46,7 +47,7 @@ def away(plan: Plan, *names: str) -> Plan:
 def linked(problem, bandwidth: float, latency_s: float = 0.0):
     """`problem` on machines with such a link to their hosts."""
     link = dict(host_bandwidth=bandwidth, host_latency_s=latency_s)
-    return dataclasses.replace(problem, cluster=MACHINES.with_device(**link))
+    return changed(problem, cluster=MACHINES.with_device(**link))
 
 
 def test_what_is_offloaded_is_not_stored_and_crosses_the_link_twice(problem, fastest):
@@ -77,7 +78,7 @@ def test_in_the_memory_of_the_host_nothing_is_gained(problem, fastest, together)
     own = {"host_bandwidth": MACHINES.device.host_bandwidth if together else math.inf}
     cluster = dataclasses.replace(MACHINES.with_device(**own), one_memory=together)
     assert cluster.in_host_memory and not MACHINES.in_host_memory
-    here = dataclasses.replace(problem, cluster=cluster)
+    here = changed(problem, cluster=cluster)
     assert price_whole(away(fastest), here)[0] == price_whole(fastest, here)[0]
     assert with_slots_away(fastest, here) is None and with_offloaded_slots(fastest, here) is None
 
@@ -91,7 +92,7 @@ def test_as_many_as_it_takes(problem, fastest):
     assert found(1.0) in (NAMES[:1], NAMES)
     assert set(found(1e9)) == set(NAMES)
     assert with_slots_away(fastest, problem).offloaded.slots == NAMES
-    decided = dataclasses.replace(problem, offload=Offload())
+    decided = changed(problem, offload=Offload())
     assert with_slots_away(fastest, decided) is None
     assert with_offloaded_slots(fastest, problem_of(state_ratio=0.0)) is None
 
@@ -124,33 +125,33 @@ def test_where_nothing_else_fits_slots_are_split_and_offloaded(problem, fastest)
 
 def test_what_fits_is_left_alone(problem, fastest):
     assert solved(linked(problem, 1e15), math.inf).offloaded == OffloadPlan()
-    never = dataclasses.replace(linked(problem, 1e12), offload=Offload())
+    never = changed(linked(problem, 1e12), offload=Offload())
     assert not solved(never, below_all_others(problem, fastest)).offloaded
 
 
 def test_what_is_asked_for_is_searched_with(problem):
-    asked = dataclasses.replace(problem, offload=Offload(optimizer=["layer_[12]/kernel"]))
+    asked = changed(problem, offload=Offload(optimizer=["layer_[12]/kernel"]))
     plan = solved(asked, math.inf)
     assert plan.offloaded.slots == NAMES[:2]
     assert plan.cost.seconds == pytest.approx(price_whole(plan, problem)[0].seconds)
     assert plan.cost.state_bytes < solved(problem, math.inf).cost.state_bytes
     assert problem_digest(asked, TapPlanner()) != problem_digest(problem, TapPlanner())
-    everything = dataclasses.replace(problem, offload=Offload(optimizer=True))
+    everything = changed(problem, offload=Offload(optimizer=True))
     assert len(solved(everything, math.inf).offloaded.slots) == len(weights(problem))
-    wrong = dataclasses.replace(problem, offload=Offload(optimizer="kernels"))
+    wrong = changed(problem, offload=Offload(optimizer="kernels"))
     with pytest.raises(SpecError, match="'kernels'. matches no weight that has optimizer slots"):
         solved(wrong, math.inf)
 
 
 def weights(problem) -> list[str]:
-    return [v.name for v in problem.graph.variables if v.trainable]
+    return [v.name for v in problem.step.graph.variables if v.trainable]
 
 
 def test_the_problem_of_a_plan(problem, fastest):
     again = apply_plan_transforms(problem, away(fastest))
-    assert [v.name for v in again.graph.variables if v.offloaded] == [*NAMES]
-    assert again.graph is apply_plan_transforms(problem, away(fastest)).graph
-    assert not any(v.offloaded for v in problem.graph.variables)
+    assert [v.name for v in again.step.graph.variables if v.offloaded] == [*NAMES]
+    assert again.step.graph is apply_plan_transforms(problem, away(fastest)).step.graph
+    assert not any(v.offloaded for v in problem.step.graph.variables)
     with pytest.raises(PlanError, match="does not have: 'no'"):
         away(fastest, "no")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from tests.planning.tiny import SMALLEST, problem
@@ -62,7 +60,7 @@ def test_microbatches_keep_the_sums_of_gradients_and_their_own_activations():
 
 
 def test_a_problem_in_microbatches_counts_what_they_store():
-    asked = dataclasses.replace(problem(SMALLEST["a layer"](), [2]), microbatches=4, kept_part=0.5)
+    asked = problem(SMALLEST["a layer"](), [2]).with_batch(microbatches=4, kept_part=0.5)
     assert asked.stored_bytes(cost(30.0, 80.0), PeakMemoryModel()) == 150.0 + 30.0 + 40.0
     tight = asked.with_objective(memory_limit=200.0)
     assert tight.excess(cost(30.0, 80.0)) == 60.0, "as it was priced"

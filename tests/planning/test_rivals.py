@@ -45,7 +45,7 @@ def test_a_plan_priced_again_costs_what_it_does_from_the_beginning(links, microb
         PlanRepricer(Candidate(plan, problem), SLOW, BATCH),
         scale_bandwidth(SLOW, links),
     )
-    there = dataclasses.replace(problem, cluster=scale_bandwidth(problem.cluster, links))
+    there = problem.with_cluster(scale_bandwidth(problem.cluster, links))
     for recompute in (False, True):
         asked = Pipeline(2, microbatches, recompute=recompute)
         priced = again.price(asked, cluster)
@@ -79,7 +79,7 @@ def test_a_plan_without_stages_priced_again_costs_what_it_was_found_to():
     assert same.exposed_s == pytest.approx(plan.cost.exposed_s)
     assert same.memory_bytes == plan.cost.memory_bytes
     slow = again.price(Pipeline(microbatches=2), scale_bandwidth(SLOW, 0.1)).cost
-    there = dataclasses.replace(problem, cluster=scale_bandwidth(SLOW, 0.1))
+    there = problem.with_cluster(scale_bandwidth(SLOW, 0.1))
     assert slow == reprice_plan(plan, Pipeline(microbatches=2), there, there.cluster).cost
 
 

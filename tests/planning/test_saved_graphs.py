@@ -72,8 +72,8 @@ def test_a_saved_step_is_simple_already(name):
 def test_a_plan_costs_what_its_whole_graph_does(name, planner):
     problem, plan = planned(name, planner)
     laid = propagate_plan(plan, problem)
-    roles = Roles.of(laid.graph, times=dict.fromkeys(problem.zero_cost_ops, 0))
-    cost = evaluate(laid, problem.cluster, roles, problem.state_ratio)
+    roles = Roles.of(laid.graph, times=dict.fromkeys(problem.step.zero_cost_ops, 0))
+    cost = evaluate(laid, problem.cluster, roles, problem.step.state_ratio)
     assert plan.cost is not None
     if plan.chunks == 1:
         assert plan.cost.seconds == pytest.approx(cost.seconds, rel=1e-4)
@@ -107,7 +107,7 @@ COLLECTIVE_KINDS = {
 @pytest.mark.parametrize("name, planner", PLANNED)
 def test_a_plan_survives_a_file(name, planner):
     problem, plan = planned(name, planner)
-    assert plan.mesh.size == 4 and plan.fingerprint == problem.fingerprint
+    assert plan.mesh.size == 4 and plan.fingerprint == problem.step.fingerprint
     read = Plan.from_json(plan.to_json())
     assert read.to_json() == plan.to_json()
     assert str(propagate_plan(read, problem)) == str(propagate_plan(plan, problem))

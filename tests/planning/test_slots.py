@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 import tfpar as tap
+from tests.planning.changes import changed
 from tests.planning.tiny import chain
 from tests.planning.tiny import problem as tiny_problem
 from tfpar.cluster.description import Cluster, Device, Level
@@ -38,12 +39,10 @@ def problem_of(*widths, state_ratio=2.0):
     """Data parallelism, with stand-ins for the updates."""
     graph = chain(512, *(widths or (64, 64, 64, 6)))
     found = tiny_problem(graph, [4])
-    return dataclasses.replace(
-        found,
-        meshes=[given_mesh(Mesh(("data", "model"), (4, 1)), ("data",))],
-        cluster=MACHINES,
-        state_ratio=state_ratio,
-        zero_cost_ops=frozenset(graph.effects),
+    return (
+        found.with_meshes([given_mesh(Mesh(("data", "model"), (4, 1)), ("data",))])
+        .with_cluster(MACHINES)
+        .with_step(state_ratio=state_ratio, zero_cost_ops=frozenset(graph.effects))
     )
 
 
@@ -97,8 +96,13 @@ def test_gradients_are_scattered_and_new_weights_gathered(problem, fastest):
 def test_the_problem_of_a_plan_without_split_slots_stays_as_it_is(problem, fastest):
     assert apply_plan_transforms(problem, fastest) is problem
     apart = apply_plan_transforms(problem, shard_slots(fastest, problem))
-    assert not find_separate_slots(problem.graph) and len(find_separate_slots(apart.graph)) == 3
-    assert apply_plan_transforms(problem, shard_slots(fastest, problem)).graph is apart.graph
+    assert (
+        not find_separate_slots(problem.step.graph)
+        and len(find_separate_slots(apart.step.graph)) == 3
+    )
+    assert (
+        apply_plan_transforms(problem, shard_slots(fastest, problem)).step.graph is apart.step.graph
+    )
 
 
 def test_without_slots_nothing_is_split():
@@ -110,7 +114,7 @@ def test_without_slots_nothing_is_split():
 
 def test_what_ranks_have_in_one_memory_is_there_once(problem, fastest):
     one = dataclasses.replace(MACHINES, one_memory=True)
-    together = dataclasses.replace(problem, cluster=one)
+    together = changed(problem, cluster=one)
     assert shard_slots(fastest, together) is None and not saved_by_sharded_slots(fastest, together)
 
 

@@ -7,6 +7,7 @@ import pytest
 import tfpar as tap
 from tests.cases import at_night
 from tests.clusters import slow_cores
+from tests.planning.changes import changed
 from tests.planning.problems import Captured, laid, partition, price
 from tfpar.cost.cost import Cost
 from tfpar.planning.intra_op.auto import AutoPlanner
@@ -44,7 +45,7 @@ def two_processes():
 def problem(two_processes):
     """One whose devices have 100 bytes, and predictions that are good for a tenth."""
     stated = two_processes.problem([2], two_slow_cores(), uncertainty=0.1)
-    return dataclasses.replace(stated, cluster=stated.cluster.with_memory(100.0))
+    return changed(stated, cluster=stated.cluster.with_memory(100.0))
 
 
 # --- what is simplest -------------------------------------------------------------------
@@ -132,7 +133,7 @@ def test_nothing_is_split_where_that_gains_nothing(two_processes, planner):
         nodes=(node,),
         levels=tuple(dataclasses.replace(v, bandwidth=1e6) for v in problem.cluster.levels),
     )
-    plan = planner.solve(dataclasses.replace(problem, cluster=cluster))
+    plan = planner.solve(changed(problem, cluster=cluster))
     assert not plan.splits_anything() and plan.cost.collectives == 0
     assert "Every rank computes the same" in plan.summary(full=True)
 
@@ -173,6 +174,6 @@ def test_what_is_the_fastest_is_not_said_to_be_simpler(planner):
     problem = Captured.saved("mlp").problem([2], two_slow_cores(), uncertainty=UNCERTAINTY)
     levels = tuple(dataclasses.replace(v, latency_s=1.0) for v in problem.cluster.levels)
     plan = PLANNERS[planner].solve(
-        dataclasses.replace(problem, cluster=dataclasses.replace(problem.cluster, levels=levels))
+        problem.with_cluster(dataclasses.replace(problem.cluster, levels=levels))
     )
     assert plan.passed_over is None or plan.cost.seconds >= plan.passed_over[0]

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from tests.planning.changes import changed
 from tests.planning.tiny import chain, problem
 from tfpar.ir.graph import Op, Variable
 from tfpar.planning.folding.folded_model import FoldedModel
@@ -56,7 +57,7 @@ def test_weights_are_decided_in_the_order_of_the_graph(asked, model):
 
 def test_what_is_given_is_not_decided(asked, model):
     fixed = {"layer_1/kernel": ConstrainedSpec(parse_spec("R,S(0)"), "so")}
-    given = dataclasses.replace(asked, fixed=fixed)
+    given = changed(asked, fixed=fixed)
     assert [g.name for g in weight_groups(given, model, ONE_AXIS)] == ["layer_2/kernel"]
 
 

@@ -3,8 +3,6 @@ TensorFlow."""
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
 import tfpar.rules  # noqa: F401 - registers the rules
@@ -15,7 +13,7 @@ from tfpar.ir.fingerprint import fingerprint
 from tfpar.ir.graph import DType, Graph, Tensor
 from tfpar.planning.meshes import logical_meshes
 from tfpar.planning.objective import Objective
-from tfpar.planning.problem import Problem
+from tfpar.planning.problem import Problem, ProblemInstance, SearchAim, StepToPlan
 from tfpar.spec import Mesh
 
 
@@ -154,15 +152,9 @@ def slow_cluster(mesh: Mesh) -> Cluster:
 def problem(graph: Graph, shape: list[int]) -> Problem:
     """The problem of planning `graph`; the fastest plan is asked for."""
     mesh = Mesh.of(shape)
-    return Problem(
-        graph,
-        logical_meshes(mesh),
-        slow_cluster(mesh),
-        frozenset(graph.inputs),
-        fingerprint(graph),
-        graph.variables,
-        objective=Objective(uncertainty=0.0),
-    )
+    step = StepToPlan(graph, frozenset(graph.inputs), fingerprint(graph), graph.variables)
+    instance = ProblemInstance(step, slow_cluster(mesh))
+    return Problem(instance, logical_meshes(mesh), aim=SearchAim(Objective(uncertainty=0.0)))
 
 
 def drawn(seed: int) -> Problem:
@@ -176,4 +168,4 @@ def drawn(seed: int) -> Problem:
     flops, memory = 10.0 ** rng.uniform(8, 12), 10.0 ** rng.uniform(9, 12)
     device = Device({"float32": flops}, 2**40, memory, 1e-7)
     levels = [Level(n, 10.0 ** rng.uniform(7, 10), 10.0 ** rng.uniform(-7, -4)) for n in mesh]
-    return dataclasses.replace(asked, cluster=Cluster.regular("drawn", device, levels))
+    return asked.with_cluster(Cluster.regular("drawn", device, levels))

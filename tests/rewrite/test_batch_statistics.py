@@ -23,14 +23,14 @@ from tfpar.spec import Mesh, Replicate, Shard
 def cut(name: str, ranks: int = 2, microbatches: int = 2) -> tuple[LocalProgram, Roles]:
     """The program of a saved step on a mesh with an axis of microbatches, and its ops' roles."""
     problem = Captured.saved(name).problem([ranks], machines())
-    graph = problem.graph
+    graph = problem.step.graph
     anchors = Anchors(
-        {v.name: (Replicate(),) for v in problem.variables},
-        [(Shard(0) if t in problem.batched else Replicate(),) for t in graph.inputs],
+        {v.name: (Replicate(),) for v in problem.step.variables},
+        [(Shard(0) if t in problem.step.batched else Replicate(),) for t in graph.inputs],
         outputs=[(Replicate(),)] * len(graph.outputs),
     )
     whole = propagate(prepare(graph), Mesh.of({"data": ranks}), anchors)
-    laid = split_batch(whole, anchors, problem.batched, microbatches)
+    laid = split_batch(whole, anchors, problem.step.batched, microbatches)
     return build_local_program(laid), Roles.of(whole.graph)
 
 

@@ -53,7 +53,7 @@ class PlanCache:
             v.name: plan.variables.get(
                 v.name, PlannedVariable(tuple(v.shape), v.dtype, v.trainable)
             )
-            for v in problem.variables
+            for v in problem.step.variables
         }
         return dataclasses.replace(plan, variables=variables)
 
@@ -128,22 +128,22 @@ def problem_digest(problem: Problem, planner: Planner) -> str:
     fields = [
         tfpar.__version__,
         planner.name,
-        problem.fingerprint,
+        problem.step.fingerprint,
         problem.cluster.fingerprint(),
-        [(t.shape, t.dtype, t in problem.batched) for t in problem.graph.inputs],
+        [(t.shape, t.dtype, t in problem.step.batched) for t in problem.step.graph.inputs],
         [str(logical) for logical in problem.meshes],
-        sorted((n, format_spec(f.spec)) for n, f in problem.fixed.items()),
-        sorted((n, format_spec(f.spec)) for n, f in problem.tensors.items()),
-        problem.state_ratio and round(problem.state_ratio, 3),
-        problem.compression,
-        problem.jit_compile,
-        problem.recompute,
-        problem.offload and dataclasses.astuple(problem.offload),
-        problem.microbatches,
-        problem.samples,
-        problem.kept_part,
-        problem.batch_statistics,
-        problem.objective.memory_limit,
-        problem.objective.uncertainty,
+        sorted((n, format_spec(f.spec)) for n, f in problem.given.variables.items()),
+        sorted((n, format_spec(f.spec)) for n, f in problem.given.tensors.items()),
+        problem.step.state_ratio and round(problem.step.state_ratio, 3),
+        problem.step.compression,
+        problem.step.jit_compile,
+        problem.storage.recompute,
+        problem.storage.offload and dataclasses.astuple(problem.storage.offload),
+        problem.batch.microbatches,
+        problem.batch.samples,
+        problem.batch.kept_part,
+        problem.batch.batch_statistics,
+        problem.aim.objective.memory_limit,
+        problem.aim.objective.uncertainty,
     ]
     return hashlib.blake2b(json.dumps(fields).encode(), digest_size=12).hexdigest()

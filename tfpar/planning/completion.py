@@ -55,7 +55,7 @@ def _with_baselines(plan: Plan, problem: Problem, cluster: Cluster) -> Plan:
         model = folded_model(problem, 2)
         mesh, fed = Mesh(("data",), (ranks,)), frozenset(t.op for t in model.batched(problem))
         laid = propagate(model.prepared, mesh, model.data_parallel_anchors(fed))
-        split = evaluate(laid, cluster, model.roles, problem.state_ratio)
+        split = evaluate(laid, cluster, model.roles, problem.step.state_ratio)
     found = (
         PricedCandidate("one device", alone.seconds, alone.memory_bytes),
         PricedCandidate("data parallel", split.seconds, split.memory_bytes),
@@ -67,4 +67,4 @@ def cost_on_one_device(problem: Problem, cluster: Cluster) -> Cost:
     """Price the step on one device of `cluster`, with nothing split."""
     with collection_paused():
         model = folded_model(problem, 2)
-        return evaluate(model.on_one_device(), cluster, model.roles, problem.state_ratio)
+        return evaluate(model.on_one_device(), cluster, model.roles, problem.step.state_ratio)

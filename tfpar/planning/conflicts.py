@@ -81,10 +81,12 @@ def find_conflict(
     Args:
         solve: the best plan for a problem, fitting or not; raises PlanError if there is none.
     """
-    if not problem.constraints:
+    if not problem.given.constraints:
         return None
-    asked = tuple(dict.fromkeys(problem.constraints))
-    trials = _Trials(problem, relaxed, solve, Deadline(problem.budget.seconds or CONFLICT_SECONDS))
+    asked = tuple(dict.fromkeys(problem.given.constraints))
+    trials = _Trials(
+        problem, relaxed, solve, Deadline(problem.aim.budget.seconds or CONFLICT_SECONDS)
+    )
     free = trials.plan(())
     if free is None:
         return None
@@ -140,7 +142,7 @@ class _Trials:
         deadline: Deadline,
     ) -> None:
         self.relaxed, self.solve, self.deadline = relaxed, solve, deadline
-        self.progress = problem.progress
+        self.progress = problem.aim.progress
         self.found: dict[frozenset[str], Plan | None] = {}
         self.unsure: set[frozenset[str]] = set()
 
@@ -180,9 +182,7 @@ class _Trials:
             return problem
         purpose = f"which constraints conflict, search {len(self.found) + 1}"
         tell(purpose, 0)
-        return dataclasses.replace(
-            problem, progress=lambda what, priced: tell(f"{purpose}, {what}", priced)
-        )
+        return problem.with_aim(progress=lambda what, priced: tell(f"{purpose}, {what}", priced))
 
 
 def _but(one: str, constraints: Collection[str]) -> tuple[str, ...]:

@@ -41,8 +41,8 @@ class Description(TypedDict):
 def describe_problem(problem: Problem, planner: Planner) -> Description:
     """Describe all that `cache.problem_digest` tells problems apart by, as far as it can be
     said."""
-    graph, cluster = problem.graph, problem.cluster
-    fixed = {**problem.fixed, **problem.tensors}
+    graph, cluster = problem.step.graph, problem.cluster
+    fixed = {**problem.given.variables, **problem.given.tensors}
     return {
         "format": FORMAT,
         "tfpar": tfpar.__version__,
@@ -52,24 +52,25 @@ def describe_problem(problem: Problem, planner: Planner) -> Description:
         "cluster": cluster.name,
         "machines": cluster.with_memory(1.0).fingerprint(),
         "memory_limit": problem.memory_limit,
-        "batch": [(list(t.shape or ()), t.dtype, t in problem.batched) for t in graph.inputs],
+        "batch": [(list(t.shape or ()), t.dtype, t in problem.step.batched) for t in graph.inputs],
         "weights": {v.name: f"{v.dtype}{list(v.shape)}" for v in graph.variables if v.trainable},
         "ops": dict(Counter(op.type for op in graph.ops)),
-        "graph": problem.fingerprint,
-        "constraints": list(problem.constraints)
+        "graph": problem.step.fingerprint,
+        "constraints": list(problem.given.constraints)
         or sorted(f"{name}: {format_spec(f.spec)}" for name, f in fixed.items()),
         "options": {
-            "optimizer slots per byte of weight": problem.state_ratio
-            and round(problem.state_ratio, 3),
-            "compression": problem.compression,
-            "jit_compile": problem.jit_compile,
-            "recompute": problem.recompute
-            if isinstance(problem.recompute, bool | None)
-            else list(problem.recompute),
-            "offload": problem.offload and repr(dataclasses.astuple(problem.offload)),
-            "microbatches": problem.microbatches,
-            "sets of ranks": problem.num_actors,
-            "batch_statistics": problem.batch_statistics,
+            "optimizer slots per byte of weight": problem.step.state_ratio
+            and round(problem.step.state_ratio, 3),
+            "compression": problem.step.compression,
+            "jit_compile": problem.step.jit_compile,
+            "recompute": problem.storage.recompute
+            if isinstance(problem.storage.recompute, bool | None)
+            else list(problem.storage.recompute),
+            "offload": problem.storage.offload
+            and repr(dataclasses.astuple(problem.storage.offload)),
+            "microbatches": problem.batch.microbatches,
+            "sets of ranks": problem.batch.num_actors,
+            "batch_statistics": problem.batch.batch_statistics,
         },
     }
 

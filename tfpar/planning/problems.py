@@ -13,7 +13,15 @@ from tfpar.ir.step import StepGraph
 from tfpar.planning.memo import Memo
 from tfpar.planning.memory.offload import bound_to_device
 from tfpar.planning.meshes import given_mesh, logical_meshes
-from tfpar.planning.problem import ConstrainedSpec, Problem
+from tfpar.planning.problem import (
+    ConstrainedSpec,
+    GivenSpecs,
+    Problem,
+    ProblemInstance,
+    SearchAim,
+    StepToPlan,
+    StorageOptions,
+)
 from tfpar.planning.request import PlanRequest
 from tfpar.plans import Offload
 from tfpar.spec import Spec
@@ -42,7 +50,7 @@ class StepProblems:
             if None.
         part: the step is part of what the constraints speak of (an evaluation or prediction): they
             may match nothing in it.
-        of_graphs: the memo of all that depends on graphs alone.
+        graph_memo: the memo of what hangs on graphs alone.
     """
 
     step: StepGraph
@@ -52,7 +60,7 @@ class StepProblems:
     part: bool = False
 
     def __post_init__(self) -> None:
-        self.of_graphs = Memo()
+        self.graph_memo = Memo()
         self._cut = planning_graph(self.step.graph, self.step.gradients)
         # What was requested last, and the problems without constraints that this states.
         self._last: list[tuple[PlanRequest, Problem]] = []
@@ -86,7 +94,6 @@ class StepProblems:
                 return self._in_pipeline(known, request)
         laid = None if request.base is None else self.laid
         found = _free_problem(self.step, self._cut, request, self.batch_size, laid, self)
-        found = dataclasses.replace(found, of_graphs=self.of_graphs)
         self._last = [(request, found), *self._last][:MOST_KEPT]
         return self._in_pipeline(found, request)
 
@@ -122,26 +129,29 @@ def _free_problem(
     state_ratio = stated.state_ratio
     if step.gradients and state_ratio is None:
         state_ratio = _slot_ratio(step, cut.graph.variables)
-    return Problem(
-        graph=cut.graph,
-        meshes=meshes,
-        cluster=next(iter(request.machine_types(request.ranks or ()))),
-        batched=batched_inputs(step, batch_size),
-        fingerprint=fingerprint(cut.graph),
-        variables=step.graph.variables,
-        zero_cost_ops=cut.stand_ins,
-        fixed={
-            name: ConstrainedSpec(spec, "lies so already") for name, spec in (laid or {}).items()
-        },
-        state_ratio=state_ratio if step.gradients else None,
-        compression=request.compression,
-        jit_compile=request.jit_compile,
-        recompute=False if stated.part else request.recompute,
-        offload=Offload() if stated.part else request.offload,
-        bound=frozenset() if stated.part else bound_to_device(step.graph),
-        budget=request.budget,
-        progress=request.progress.priced,
+    constrained = {n: ConstrainedSpec(spec, "lies so already") for n, spec in (laid or {}).items()}
+    instance = ProblemInstance(
+        StepToPlan(
+            graph=cut.graph,
+            batched=batched_inputs(step, batch_size),
+            fingerprint=fingerprint(cut.graph),
+            variables=step.graph.variables,
+            zero_cost_ops=cut.stand_ins,
+            state_ratio=state_ratio if step.gradients else None,
+            compression=request.compression,
+            jit_compile=request.jit_compile,
+            bound=frozenset() if stated.part else bound_to_device(step.graph),
+            graph_memo=stated.graph_memo,
+        ),
+        next(iter(request.machine_types(request.ranks or ()))),
+        GivenSpecs(constrained),
+        StorageOptions(
+            False if stated.part else request.recompute,
+            Offload() if stated.part else request.offload,
+        ),
     )
+    aim = SearchAim(budget=request.budget, progress=request.progress.priced)
+    return Problem(instance, meshes, aim=aim)
 
 
 def _constrain(free: Problem, graph: Graph, request: PlanRequest, must_match: bool) -> Problem:
@@ -159,16 +169,13 @@ def _constrain(free: Problem, graph: Graph, request: PlanRequest, must_match: bo
     places = {v.name: v.place for v in graph.variables if v.place}
     variables = resolve_variables(constraints, shapes, mesh, must_match=must_match, places=places)
     outputs = resolve_outputs(constraints, graph, mesh, must_match=must_match)
-    return dataclasses.replace(
-        free,
-        meshes=[given_mesh(mesh, batch_axes(constraints, mesh))],
-        fixed={
-            **free.fixed,
-            **{n: ConstrainedSpec(r.spec, r.reason) for n, r in variables.items()},
-        },
+    specs = {name: ConstrainedSpec(r.spec, r.reason) for name, r in variables.items()}
+    constrained = free.with_given(
+        variables={**free.given.variables, **specs},
         tensors={name: ConstrainedSpec(r.spec, r.reason) for name, r in outputs.items()},
         constraints=tuple(map(str, constraints)),
     )
+    return constrained.with_meshes([given_mesh(mesh, batch_axes(constraints, mesh))])
 
 
 def _differ_in_microbatches(one: PlanRequest, other: PlanRequest) -> bool:

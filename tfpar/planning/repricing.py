@@ -35,7 +35,7 @@ def apply_schedule(plan: Plan, pipeline: Pipeline, problem: Problem) -> Plan:
             plan,
             microbatches=micro,
             chunks=1 if micro > 1 else plan.chunks,
-            batch_statistics=problem.batch_statistics,
+            batch_statistics=problem.batch.batch_statistics,
         )
     actors = plan.stages.schedule.actors
     schedule = schedule_on(actors, micro, halves=not pipeline.recompute)

@@ -64,7 +64,7 @@ def find_plan(
         plan = reuse_interrupted(interrupted[digest])
     if plan is not None:
         return plan
-    sets, size = problem.num_actors, problem.meshes[0].mesh.size
+    sets, size = problem.batch.num_actors, problem.meshes[0].mesh.size
     check_room(problem, [problem.memory_limit / sets] * (sets * size))
     with interruptible(problem, planner, interrupted) as asked:
         try:
@@ -97,8 +97,8 @@ def interruptible(
 
     def offer(make: MakePlan, cost: Cost | None) -> None:
         incumbent.report_incumbent(make, cost)
-        if problem.offer is not None:
-            problem.offer(make, cost)
+        if problem.aim.offer is not None:
+            problem.aim.offer(make, cost)
 
     try:
         yield problem.with_incumbent_callback(offer)
@@ -140,7 +140,7 @@ def _find_conflict(problem: Problem, planner: Planner, relaxed: Relaxed) -> Conf
 
 def _find_best(problem: Problem, planner: Planner) -> Plan:
     """The planner's plan, fitting or not, as it runs: in microbatches, or in chunks if it fits."""
-    if problem.microbatches == 1:
+    if problem.batch.microbatches == 1:
         plan = infer_batch_axes(solve_under_memory_limit(problem, planner), problem)
         if plan.cost is None or problem.excess(plan.cost):
             return plan

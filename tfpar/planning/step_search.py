@@ -134,7 +134,7 @@ class StepSearch:
             ranks=ranks,
             before=before,
             deadline=deadline or request.budget.start(),
-            memo=None if self.part else self._problems.of_graphs,
+            memo=None if self.part else self._problems.graph_memo,
             jit_compile=request.jit_compile,
         )
 
@@ -338,7 +338,7 @@ class StepEvaluator:
         stages = None if given is None else given.plan.stages
         cost = None if stages is None else stages.cost
         sent = 0.0 if cost is None else sum(share.sent_bytes for share in cost.stages)
-        weights = sum(v.num_bytes for v in problem.variables if v.trainable)
+        weights = sum(v.num_bytes for v in problem.step.variables if v.trainable)
         links = max(1, 2 * (pipeline.order.num_stages - 1))
         return PlacementWorkload(seconds_on, weights, sent / links, pipeline.order.num_microbatches)
 

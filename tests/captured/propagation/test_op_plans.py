@@ -113,7 +113,7 @@ def test_along_an_axis_more_ops_run_as_they_come(name):
     before, anchors = partition(problem, plan), step_anchors(plan, problem)
     count = plan.mesh.num_axes
     mesh = with_chunks(plan.mesh, 2)
-    after = propagate(before.prepared, mesh, chunked_anchors(before, anchors, problem.batched))
+    after = propagate(before.prepared, mesh, chunked_anchors(before, anchors, problem.step.batched))
     chunked = {op.name: d.strategy for op, d in after.decisions.items()}
     assert plan.ops
     for op, _, strategy in ordinary(before):

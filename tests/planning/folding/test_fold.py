@@ -167,8 +167,8 @@ def test_weights_that_a_penalty_reads_too_have_one_place():
     problem = step.problem([2], "cpu")
     model = FoldedModel.of(problem, 2)
     twins = [v.name for found in model.folded.twins.values() for v in found]
-    assert sorted(twins) == sorted(v.name for v in problem.graph.variables)
-    assert len(model.prepared.graph.ops) < len(problem.graph.ops)
+    assert sorted(twins) == sorted(v.name for v in problem.step.graph.variables)
+    assert len(model.prepared.graph.ops) < len(problem.step.graph.ops)
 
 
 def test_the_fold_copies():

@@ -42,9 +42,9 @@ def folded_model(problem: Problem, min_duplicate: int) -> FoldedModel:
     problem."""
     own = problem.memo.of(FoldedModels)
     if min_duplicate not in own:
-        priced = problem.zero_cost_ops, problem.compression, problem.jit_compile
-        graph_key = problem.graph, *priced, min_duplicate
-        made = problem.of_graphs.of(FoldedGraphs)
+        priced = problem.step.zero_cost_ops, problem.step.compression, problem.step.jit_compile
+        graph_key = problem.step.graph, *priced, min_duplicate
+        made = problem.step.graph_memo.of(FoldedGraphs)
         if graph_key not in made:
             made[graph_key] = FoldedModel.of(problem, min_duplicate)
         model = made[graph_key]
@@ -78,17 +78,19 @@ class FoldedModel:
 
     @classmethod
     def of(cls, problem: Problem, min_duplicate: int) -> FoldedModel:
-        graph = problem.graph
-        roles = Roles.of(graph, jit_compile=problem.jit_compile)
+        graph = problem.step.graph
+        roles = Roles.of(graph, jit_compile=problem.step.jit_compile)
         nodes = cluster(graph, roles)
         signatures = Signatures(Constants(graph), roles)
         shared = prune_graph(nodes, signatures, min_duplicate)
         repeats = repeated_blocks(nodes, shared, signatures, min_duplicate)
         folded = fold(graph, repeats, signatures)
         times = dict(folded.times)
-        times.update({folded.copies[op]: 0 for op in problem.zero_cost_ops if op in folded.copies})
+        times.update(
+            {folded.copies[op]: 0 for op in problem.step.zero_cost_ops if op in folded.copies}
+        )
         prepared = prepare(folded.graph)
-        folded_roles = Roles.of(prepared.graph, times=times, compression=problem.compression)
+        folded_roles = Roles.of(prepared.graph, times=times, compression=problem.step.compression)
         if roles.kernels is not None:  # of the model: where blocks are left out, others read
             kernels = {folded.copies.get(op, op): part for op, part in roles.kernels.items()}
             folded_roles = dataclasses.replace(folded_roles, kernels=kernels)
@@ -111,14 +113,16 @@ class FoldedModel:
         return Anchors(
             variables=variables,
             inputs=[logical.input_spec(t in batched) for t in graph.inputs],
-            tensors={name: given.spec for name, given in problem.tensors.items()},
+            tensors={name: given.spec for name, given in problem.given.tensors.items()},
             outputs=[replicated_spec(logical.mesh.num_axes)] * len(graph.outputs),
         )
 
     def batched(self, problem: Problem) -> frozenset[Tensor]:
         """Return the inputs of the folded graph whose first dim is the batch."""
         copies = self.folded.copies
-        return frozenset(copies[t.op].outputs[t.index] for t in problem.batched if t.op in copies)
+        return frozenset(
+            copies[t.op].outputs[t.index] for t in problem.step.batched if t.op in copies
+        )
 
     def on_one_device(self) -> PartitionedGraph:
         """Return the folded graph with nothing split."""

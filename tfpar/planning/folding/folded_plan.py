@@ -66,7 +66,7 @@ def unfold_plan(
         for name, spec in found.anchors.variables.items()
         for twin in twins.get(name, ())
     }
-    laid |= {name: (given.spec, given.why) for name, given in problem.fixed.items()}
+    laid |= {name: (given.spec, given.why) for name, given in problem.given.variables.items()}
     priced = {
         twin: tuple(options)
         for name, options in (alternatives or {}).items()
@@ -86,7 +86,7 @@ def unfold_plan(
                 *laid.get(v.name, (None, "")),
                 priced.get(v.name, ()),
             )
-            for v in problem.variables
+            for v in problem.step.variables
         },
         planner=planner,
         cost=found.cost,

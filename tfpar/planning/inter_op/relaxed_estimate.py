@@ -111,5 +111,5 @@ def _folded_step(plan: Plan, problem: Problem) -> SubBatchStep:
     model = folded_model(problem, 2)
     anchors = folded_anchors(plan, problem, model)
     batched = model.batched(problem)
-    folded = dataclasses.replace(problem, graph=model.prepared.graph, batched=batched)
+    folded = problem.with_step(graph=model.prepared.graph, batched=batched)
     return SubBatchStep(folded, anchors, propagate(model.prepared, plan.mesh, anchors), model.roles)

@@ -169,7 +169,7 @@ def plans_of_layouts(search: StepSearch, request: PlanRequest) -> dict[Degrees, 
         for mesh in problem.meshes:
             by_parts.setdefault(mesh.batch_parts, []).append(mesh)
         for parts, meshes in by_parts.items():
-            own = problem.with_settings_of(dataclasses.replace(problem, meshes=meshes))
+            own = problem.with_meshes(meshes)
             with request.progress.at(f"plans for {meshes[0].mesh.size} ranks of a stage"):
                 try:
                     plan = fastest_plan(own, search.planner)

@@ -60,7 +60,7 @@ class AutoPlanner:
         Raises:
             PlanError: no plan satisfies the constraints.
         """
-        deadline = problem.budget.start()
+        deadline = problem.aim.budget.start()
         with collection_paused():
             model = folded_model(problem, 2)
             allowed_s = allowed_seconds(problem, model)
@@ -85,12 +85,14 @@ class AutoPlanner:
                 TapPlanner(), f"{inside:.0%} of the step is spent in loops or branches"
             )
         ops, needed_s = len(model.prepared.graph.ops), rhino_seconds(problem, model)
-        given_s = SEARCH_SECONDS if problem.budget.seconds is None else problem.budget.seconds
+        given_s = (
+            SEARCH_SECONDS if problem.aim.budget.seconds is None else problem.aim.budget.seconds
+        )
         takes = f"Rhino's would take about {needed_s:.1f} s for {ops} ops"
         if given_s < needed_s:
             return PlannerChoice(TapPlanner(), f"{takes}; there are {given_s:g} s")
         if allowed_s < needed_s:
-            steps = problem.budget.steps
+            steps = problem.aim.budget.steps
             why = f"{takes}; training gains less in {steps} steps, so it is given {allowed_s:.1f} s"
             return PlannerChoice(TapPlanner(), why, is_hurried=True)
         return PlannerChoice(RhinoPlanner(), f"{ops} ops can be decided one by one")

@@ -34,13 +34,13 @@ def infer_batch_axes(plan: Plan, problem: Problem) -> Plan:
     """
     idle = [n for n in plan.mesh.axis_names if n not in plan.batch_axes]
     open_axes = [a for a in map(plan.mesh.axis, idle) if plan.mesh.shape[a] > 1]
-    if not (plan.ops and open_axes and problem.batched and len(problem.meshes) > 1):
+    if not (plan.ops and open_axes and problem.step.batched and len(problem.meshes) > 1):
         return plan
     problem = apply_plan_transforms(problem, plan)
     with collection_paused():
-        prepared = prepare(problem.graph)
+        prepared = prepare(problem.step.graph)
         before = propagate(prepared, plan.mesh, step_anchors(plan, problem))
-        axes = [a for a in open_axes if is_taken_in_rows(before, problem.batched, a)]
+        axes = [a for a in open_axes if is_taken_in_rows(before, problem.step.batched, a)]
         if not axes:
             return plan
         split = {*plan.batch_axes, *(plan.mesh.axis_names[a] for a in axes)}
@@ -77,8 +77,8 @@ def _is_taken_in_rows(laid: PartitionedGraph, tensor: Tensor, axis: int) -> bool
 
 def _without_handing_on(plan: Plan, problem: Problem) -> dict[str, OpPlan]:
     """Return the op plans without those of ops that hand the batch on, which run as it comes."""
-    consumers = problem.graph.consumers()
-    reached, found = list(problem.batched), set()
+    consumers = problem.step.graph.consumers()
+    reached, found = list(problem.step.batched), set()
     while reached:
         for op in consumers.get(reached.pop(), ()):
             if op.type in _HANDS_ON:

@@ -73,7 +73,7 @@ class ExhaustivePlanner:
             PlanError: there are more plans than can be tried, or none satisfies the constraints. If
                 none was tried in time, a TimeLimitError.
         """
-        deadline = problem.budget.start()
+        deadline = problem.aim.budget.start()
         self.tried = 0
         with collection_paused():
             model = FoldedModel.of(problem, UNFOLDED)
@@ -83,8 +83,8 @@ class ExhaustivePlanner:
                 self.tried += 1
                 if self.tried > MAX_PLANS:
                     raise _too_many("more", self.decides)
-                if problem.progress is not None:
-                    problem.progress(str(plan.mesh), self.tried)
+                if problem.aim.progress is not None:
+                    problem.aim.progress(str(plan.mesh), self.tried)
                 if deadline.over():
                     break
             if not found:
@@ -137,7 +137,7 @@ def _laid(
 ) -> FoldedPlan | None:
     """Return the plan with these specs of `weights`; None if some op cannot run then, or an axis
     has no use."""
-    given = {name: fixed.spec for name, fixed in problem.fixed.items()}
+    given = {name: fixed.spec for name, fixed in problem.given.variables.items()}
     known = {v.name for v in model.prepared.graph.variables}
     laid = {**weights, **{n: spec for n, spec in given.items() if n in known}}
     anchors = model.anchors(problem, logical, laid)
@@ -153,7 +153,7 @@ def _laid(
     }
     if not split.issuperset(logical.used_axes):
         return None
-    cost = evaluate(partitioned, problem.cluster, model.roles, problem.state_ratio)
+    cost = evaluate(partitioned, problem.cluster, model.roles, problem.step.state_ratio)
     return FoldedPlan(logical.mesh, logical.batch_names, anchors, cost, count_split(laid, given))
 
 

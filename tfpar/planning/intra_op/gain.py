@@ -41,8 +41,8 @@ def allowed_seconds(problem: Problem, model: FoldedModel) -> float:
     Args:
         model: the problem's, folded.
     """
-    steps = problem.budget.steps
-    if steps is None or problem.budget.seconds is not None:
+    steps = problem.aim.budget.steps
+    if steps is None or problem.aim.budget.seconds is not None:
         return math.inf
     known = [
         found.cost.seconds
@@ -59,7 +59,7 @@ def least_seconds(problem: Problem, model: FoldedModel) -> float:
     part of their work; nothing is communicated."""
     laid, cluster = model.on_one_device(), problem.cluster
     whole, working = (
-        evaluate(laid, machines, model.roles, problem.state_ratio).compute_s
+        evaluate(laid, machines, model.roles, problem.step.state_ratio).compute_s
         for machines in (cluster, cluster.with_device(launch_s=0.0))
     )
     ranks = problem.meshes[0].mesh.size

@@ -36,7 +36,7 @@ def pick_simplest(found: Sequence[F], problem: Problem) -> F:
     best = fastest(found, problem)
     if problem.excess_in_parts(best.cost):
         return best
-    limit = (1.0 + problem.objective.uncertainty) * best.cost.seconds
+    limit = (1.0 + problem.aim.objective.uncertainty) * best.cost.seconds
     near = [f for f in found if not problem.excess_in_parts(f.cost) and f.cost.seconds <= limit]
     if best.cost.collectives:  # who asks for ranks wants them used, if one device is not faster
         unshared_s = (f.cost.seconds for f in near if not f.cost.collectives)
@@ -54,7 +54,7 @@ def collective_penalty(best: FoldedPlan, problem: Problem) -> float:
     """
     if problem.excess_in_parts(best.cost) or not best.cost.collectives:
         return 0.0
-    return problem.objective.uncertainty * best.cost.seconds / best.cost.collectives
+    return problem.aim.objective.uncertainty * best.cost.seconds / best.cost.collectives
 
 
 def baselines(problem: Problem, model: FoldedModel) -> Iterator[FoldedPlan]:
@@ -62,7 +62,7 @@ def baselines(problem: Problem, model: FoldedModel) -> Iterator[FoldedPlan]:
 
     All variables lie in it as propagation has it.
     """
-    given = {name: fixed.spec for name, fixed in problem.fixed.items()}
+    given = {name: fixed.spec for name, fixed in problem.given.variables.items()}
     for logical in (problem.meshes[0], idle_mesh(problem.meshes)):
         if logical is None:
             continue
@@ -80,6 +80,6 @@ def baselines(problem: Problem, model: FoldedModel) -> Iterator[FoldedPlan]:
             logical.mesh,
             logical.batch_names,
             dataclasses.replace(anchors, variables=specs),
-            evaluate(partitioned, problem.cluster, model.roles, problem.state_ratio),
+            evaluate(partitioned, problem.cluster, model.roles, problem.step.state_ratio),
             count_split(specs, given),
         )

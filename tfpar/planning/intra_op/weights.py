@@ -38,7 +38,9 @@ def weight_groups(problem: Problem, model: FoldedModel, logical: LogicalMesh) ->
     groups = []
     for members in model.folded.groups:
         variables = [
-            known[v.name][1] for v in members if v.name not in problem.fixed and v.trainable
+            known[v.name][1]
+            for v in members
+            if v.name not in problem.given.variables and v.trainable
         ]
         if not variables or len(variables[0].shape) < 2 or not logical.model_axes:
             continue

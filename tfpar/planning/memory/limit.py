@@ -40,11 +40,13 @@ def solve_under_memory_limit(problem: Problem, planner: Planner) -> Plan:
         SpecError: a pattern that matches no block, or no weight.
     """
     away = OffloadPlan()
-    if problem.offload is not None:
-        away = select_offloads(problem.offload, problem.graph, state_ratio=problem.state_ratio)
+    if problem.storage.offload is not None:
+        away = select_offloads(
+            problem.storage.offload, problem.step.graph, state_ratio=problem.step.state_ratio
+        )
     fit = MemoryFit(lambda plan: problem.excess_in_parts(plan.cost))
-    if problem.recompute is not None:
-        names = Blocks.of(problem.graph).chosen(problem.recompute)
+    if problem.storage.recompute is not None:
+        names = Blocks.of(problem.step.graph).chosen(problem.storage.recompute)
         return fit.run(None, _moves_of_choice(problem, planner, names, away))
     fastest = fastest_plan(offloaded_problem(problem, away), planner)
     fastest = dataclasses.replace(fastest, offloaded=away)
@@ -84,10 +86,10 @@ def _moves(problem: Problem, planner: Planner, away: OffloadPlan) -> Iterator[Me
 def _choices(problem: Problem) -> list[tuple[str, ...]]:
     """No repeated block, the one that saves most of the whole step, that and the next, and so on:
     those that are worth it."""
-    before = _activation_bytes(problem.graph)
+    before = _activation_bytes(problem.step.graph)
     saved = {
-        names: before - _activation_bytes(recomputed_problem(problem, names).graph)
-        for names in map(tuple, Blocks.of(problem.graph).repeats)
+        names: before - _activation_bytes(recomputed_problem(problem, names).step.graph)
+        for names in map(tuple, Blocks.of(problem.step.graph).repeats)
     }
     worth = [
         names
@@ -99,9 +101,9 @@ def _choices(problem: Problem) -> list[tuple[str, ...]]:
 
 def least_bytes(problem: Problem) -> float:
     """About what a rank stores at least: its even share of weights, slots and kept activations."""
-    weights = sum(v.num_bytes for v in problem.graph.variables if v.trainable)
+    weights = sum(v.num_bytes for v in problem.step.graph.variables if v.trainable)
     state = weights * (problem.least_state_ratio or 0.0)
-    kept = problem.kept_part * _activation_bytes(problem.graph)
+    kept = problem.batch.kept_part * _activation_bytes(problem.step.graph)
     return (weights + state + kept) / problem.meshes[0].mesh.size
 
 

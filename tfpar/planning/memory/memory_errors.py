@@ -60,14 +60,16 @@ class LeastMemory:
     @classmethod
     def of(cls, problem: Problem) -> LeastMemory:
         """Return the least that the ranks of a problem store."""
-        ratio = problem.state_ratio or 0.0
-        weights = [v for v in problem.graph.variables if v.trainable]
-        others = [v for v in problem.graph.variables if not v.trainable]
+        ratio = problem.step.state_ratio or 0.0
+        weights = [v for v in problem.step.graph.variables if v.trainable]
+        others = [v for v in problem.step.graph.variables if not v.trainable]
         slots = {v.name: ratio * v.num_bytes for v in weights}
         movable = 0.0
         if problem.may_offload_slots:
-            movable = sum(size for name, size in slots.items() if name not in problem.bound)
-            if problem.state_ratio is None:  # the graph holds them, perhaps all that is no weight
+            movable = sum(size for name, size in slots.items() if name not in problem.step.bound)
+            if (
+                problem.step.state_ratio is None
+            ):  # the graph holds them, perhaps all that is no weight
                 movable += sum(v.num_bytes for v in others)
         on_host = min(movable, problem.host_limit * problem.meshes[0].mesh.size)
         on_device = not on_host
@@ -75,7 +77,7 @@ class LeastMemory:
         sizes |= {v.name: float(v.num_bytes) for v in others}
         return cls(
             weight_bytes=sum(v.num_bytes for v in weights),
-            gradient_bytes=_gradient_bytes(problem.graph.ops, problem.zero_cost_ops),
+            gradient_bytes=_gradient_bytes(problem.step.graph.ops, problem.step.zero_cost_ops),
             state_bytes=sum(v.num_bytes for v in others) + sum(slots.values()) - on_host,
             host_slot_bytes=on_host,
             largest=tuple(sorted(sizes.items(), key=lambda item: -item[1])[:SHOWN]),
@@ -116,7 +118,9 @@ def check_room(problem: Problem, limits: Sequence[float]) -> None:
     parts = [f"weights {_text(least.weight_bytes / count)}"]
     if least.gradient_bytes:
         parts.append(f"gradients {_text(least.gradient_bytes / count)}")
-    has_slots = bool(problem.state_ratio) and least.state_bytes > LEAST_HELP * least.weight_bytes
+    has_slots = (
+        bool(problem.step.state_ratio) and least.state_bytes > LEAST_HELP * least.weight_bytes
+    )
     if has_slots:
         parts.append(f"slots and other state {_text(least.state_bytes / count)}")
     stored = "weights, gradients and slots" if has_slots else "weights and gradients"
@@ -149,7 +153,7 @@ def memory_error(plan: Plan, partitioned: PartitionedGraph, problem: Problem) ->
         partitioned: the step's graph, partitioned by the plan.
     """
     assert plan.cost is not None, "a plan that was priced"
-    cost, limit, sets = plan.cost, problem.memory_limit, problem.num_actors
+    cost, limit, sets = plan.cost, problem.memory_limit, problem.batch.num_actors
     needed = cost.memory_bytes
     lacking, host_lacking = needed - limit, cost.host_bytes - problem.host_limit
     live = needed - cost.weight_bytes - cost.state_bytes
@@ -157,14 +161,14 @@ def memory_error(plan: Plan, partitioned: PartitionedGraph, problem: Problem) ->
 
     def stored(variable: Variable, spec: Spec) -> float:
         slots = partitioned.slots_spec(variable)
-        found = pricer.stored_bytes(variable, spec, problem.state_ratio, slots)
+        found = pricer.stored_bytes(variable, spec, problem.step.state_ratio, slots)
         return found.weight + found.state
 
     largest = sorted(
         ((found.name, stored(found, spec)) for found, spec in partitioned.variable_specs.items()),
         key=lambda item: -item[1],
     )
-    most = live_peak(partitioned, pricer, cost.bucket_bytes, problem.state_ratio, SHOWN)
+    most = live_peak(partitioned, pricer, cost.bucket_bytes, problem.step.state_ratio, SHOWN)
     device, stages = "a device", ""
     if sets > 1:
         device = f"one device of each of {sets} stages together"
@@ -207,9 +211,9 @@ def _helps(plan: Plan, problem: Problem) -> Iterator[str]:
     if activations > 2 * LEAST_HELP * (lacking or host_lacking):
         yield f"half the batch (saves about {_text(activations / 2)})"
     slots = cost.state_bytes if lacking else cost.host_slot_bytes
-    if problem.state_ratio and slots > LEAST_HELP * (lacking or host_lacking):
+    if problem.step.state_ratio and slots > LEAST_HELP * (lacking or host_lacking):
         yield from _about_slots(problem, is_full=host_lacking > 0)
-    if problem.fixed or problem.constraints:
+    if problem.given.variables or problem.given.constraints:
         yield "constraints that leave more weights to be split"
 
 
@@ -227,11 +231,11 @@ def _about_slots(problem: Problem, is_full: bool) -> Iterator[str]:
 
 
 def _slots_on_device(plan: Plan, problem: Problem) -> bool:
-    return problem.state_ratio != 0.0 and not plan.offloaded.slots
+    return problem.step.state_ratio != 0.0 and not plan.offloaded.slots
 
 
 def _state(problem: Problem) -> str:
-    return "other state" if problem.state_ratio == 0.0 else "slots and other state"
+    return "other state" if problem.step.state_ratio == 0.0 else "slots and other state"
 
 
 def _on_host(slots: float, activations: float) -> str:

@@ -120,12 +120,12 @@ def offloaded_problem(problem: Problem, names: OffloadPlan) -> Problem:
 
 
 def _offloaded_problem(problem: Problem, names: OffloadPlan) -> Problem:
-    known, key = problem.of_graphs.of(OffloadedGraphs), (problem.graph, names)
+    known, key = problem.step.graph_memo.of(OffloadedGraphs), (problem.step.graph, names)
     if key not in known:
-        graph = problem.graph
+        graph = problem.step.graph
         if names.activations:
             graph = offload_graph_activations(graph, names.activations)
-        slots = slots_of(graph) if problem.state_ratio is None else {}
+        slots = slots_of(graph) if problem.step.state_ratio is None else {}
         known[key] = offload_graph_slots(graph, names.slots, slots, ())
     return with_changed_graph(problem, known[key])
 

@@ -120,8 +120,8 @@ def _slot_bytes(plan: Plan, problem: Problem) -> dict[str, float]:
     """
     if not problem.decides_offload:
         return {}
-    ratio = problem.state_ratio
-    having = {*weights_with_slots(problem.graph, ratio)} - problem.bound
+    ratio = problem.step.state_ratio
+    having = {*weights_with_slots(problem.step.graph, ratio)} - problem.step.bound
     found = {}
     for name, variable in plan.variables.items():
         spec = variable.slots or variable.spec or replicated_spec(plan.mesh.num_axes)

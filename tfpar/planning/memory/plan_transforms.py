@@ -3,8 +3,6 @@ slots, and offload."""
 
 from __future__ import annotations
 
-import dataclasses
-
 from tfpar.ir.passes.separate_slots import separate_slots
 from tfpar.planning.memory.offload import offloaded_problem
 from tfpar.planning.memory.recompute import recomputed_problem
@@ -17,7 +15,7 @@ def apply_plan_transforms(problem: Problem, plan: Plan) -> Problem:
     step."""
     problem = apply_memory_transforms(problem, plan.recompute, plan.offloaded)
     weights = frozenset(name for name, v in plan.variables.items() if v.slots is not None)
-    if not weights or problem.state_ratio is None:  # then the graph has the slots themselves
+    if not weights or problem.step.state_ratio is None:  # then the graph has the slots themselves
         return problem
     apart = problem.memo.of(ProblemsWithSlotsApart)
     if weights not in apart:
@@ -37,10 +35,9 @@ class ProblemsWithSlotsApart(dict[frozenset[str], Problem]):
 
 
 def _apart(problem: Problem, weights: frozenset[str]) -> Problem:
-    graph, copies = separate_slots(problem.graph, problem.zero_cost_ops, weights)
-    return dataclasses.replace(
-        problem,
+    graph, copies = separate_slots(problem.step.graph, problem.step.zero_cost_ops, weights)
+    return problem.with_step(
         graph=graph,
-        batched=frozenset(copies[t.op].outputs[t.index] for t in problem.batched),
-        zero_cost_ops=frozenset(copies[op] for op in problem.zero_cost_ops),
+        batched=frozenset(copies[t.op].outputs[t.index] for t in problem.step.batched),
+        zero_cost_ops=frozenset(copies[op] for op in problem.step.zero_cost_ops),
     )

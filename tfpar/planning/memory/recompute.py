@@ -138,9 +138,9 @@ def recomputed_problem(problem: Problem, names: tuple[str, ...]) -> Problem:
 
 
 def _recomputed_problem(problem: Problem, names: tuple[str, ...]) -> Problem:
-    known, key = problem.of_graphs.of(RecomputedGraphs), (problem.graph, names)
+    known, key = problem.step.graph_memo.of(RecomputedGraphs), (problem.step.graph, names)
     if key not in known:
-        known[key] = recompute_blocks(problem.graph, names)
+        known[key] = recompute_blocks(problem.step.graph, names)
     return with_changed_graph(problem, known[key])
 
 
@@ -155,11 +155,10 @@ class RecomputedGraphs(dict[tuple[Graph, tuple[str, ...]], Graph]):
 def with_changed_graph(problem: Problem, graph: Graph) -> Problem:
     """Return the problem of planning a changed copy of its graph, whose ops keep their names."""
     ops = {op.name: op for op in graph.ops}
-    return dataclasses.replace(
-        problem,
+    return problem.with_step(
         graph=graph,
-        batched=frozenset(ops[t.op.name].outputs[t.index] for t in problem.batched),
-        zero_cost_ops=frozenset(ops[op.name] for op in problem.zero_cost_ops),
+        batched=frozenset(ops[t.op.name].outputs[t.index] for t in problem.step.batched),
+        zero_cost_ops=frozenset(ops[op.name] for op in problem.step.zero_cost_ops),
     )
 
 

@@ -47,8 +47,8 @@ class Relayout:
 
     def _layouts(self, fit: MemoryFit) -> Iterator[Plan]:
         problem = apply_memory_transforms(self.problem, self.recompute, self.offloaded)
-        if self.problem.offer is not None:
-            problem = problem.with_incumbent_callback(self._offer_as_run(self.problem.offer))
+        if self.problem.aim.offer is not None:
+            problem = problem.with_incumbent_callback(self._offer_as_run(self.problem.aim.offer))
         plan = self.planner.solve(problem)
         yield plan
         fastest = fastest_plan(problem, self.planner)

@@ -56,7 +56,7 @@ def saved_by_sharded_slots(plan: Plan, problem: Problem) -> float:
     rank."""
     if not _has_slots(problem):
         return 0.0
-    if problem.state_ratio is None:  # which of its variables they are is not known
+    if problem.step.state_ratio is None:  # which of its variables they are is not known
         return 0.0 if plan.cost is None else plan.cost.state_bytes
     saved = 0.0
     for _, variable, slots in _splits(plan):
@@ -65,7 +65,7 @@ def saved_by_sharded_slots(plan: Plan, problem: Problem) -> float:
         before, after = (
             shard_bytes(shape, item, spec, plan.mesh) for spec in (variable.spec, slots)
         )
-        saved += problem.state_ratio * (before - after)
+        saved += problem.step.state_ratio * (before - after)
     return saved
 
 
@@ -80,9 +80,9 @@ def _has_slots(problem: Problem) -> bool:
     """Whether there are any that ranks would store each for itself."""
     if problem.cluster.one_memory:
         return False
-    if problem.state_ratio is not None:
-        return problem.state_ratio > 0
-    return bool(prepare(problem.graph).followed)
+    if problem.step.state_ratio is not None:
+        return problem.step.state_ratio > 0
+    return bool(prepare(problem.step.graph).followed)
 
 
 def _split(variable: PlannedVariable, mesh: Mesh) -> Spec | None:

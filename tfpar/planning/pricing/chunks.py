@@ -21,7 +21,7 @@ def choose_num_chunks(plan: Plan, problem: Problem) -> Plan:
     if plan.cost is None or _hideable(plan, problem) < MIN_SAVING * plan.cost.seconds:
         return plan
     ranks = plan.mesh.group_size(tuple(plan.mesh.axis(n) for n in plan.batch_axes))
-    samples = min((t.shape[0] for t in problem.batched), default=0) // ranks
+    samples = min((t.shape[0] for t in problem.step.batched), default=0) // ranks
     step = SingleStagePricer.of(plan, problem, problem.cluster)
     best, least = plan, plan.cost.seconds
     with collection_paused():

@@ -12,7 +12,9 @@ from tfpar.plans import Plan
 def price_in_microbatches(plan: Plan, problem: Problem) -> Plan:
     """Price `plan` in the microbatches of the problem."""
     plan = dataclasses.replace(
-        plan, microbatches=problem.microbatches, batch_statistics=problem.batch_statistics
+        plan,
+        microbatches=problem.batch.microbatches,
+        batch_statistics=problem.batch.batch_statistics,
     )
     if plan.cost is None:
         return plan

@@ -30,19 +30,21 @@ def propagate_transformed(
         whole: see `prepared_graph.prepare`.
     """
     with collection_paused():
-        prepared = prepare(problem.graph, whole=whole)
+        prepared = prepare(problem.step.graph, whole=whole)
         laid = propagate(prepared, plan.mesh, step_anchors(plan, problem))
-        laid.wire_dtypes = Roles.of(problem.graph, compression=problem.compression).wire_dtypes
-        laid.jit_compile = problem.jit_compile
+        laid.wire_dtypes = Roles.of(
+            problem.step.graph, compression=problem.step.compression
+        ).wire_dtypes
+        laid.jit_compile = problem.step.jit_compile
         return laid
 
 
 def priced_roles(laid: PartitionedGraph, problem: Problem) -> Roles:
     """Return the roles of the ops of a problem's whole graph, of which stand-ins cost nothing."""
-    stand_ins = dict.fromkeys(problem.zero_cost_ops, 0)
+    stand_ins = dict.fromkeys(problem.step.zero_cost_ops, 0)
     return Roles.of(
         laid.graph,
         times=stand_ins,
-        compression=problem.compression,
-        jit_compile=problem.jit_compile,
+        compression=problem.step.compression,
+        jit_compile=problem.step.jit_compile,
     )

@@ -123,7 +123,7 @@ class SingleStagePricer:
             laid = propagate_transformed(plan, again)
             roles = priced_roles(laid, again)
             pieces = SubBatchStep.of(plan, again, laid, roles)
-            return cls(laid, roles, cluster, again.state_ratio, pieces)
+            return cls(laid, roles, cluster, again.step.state_ratio, pieces)
 
     def on(self, cluster: Cluster) -> SingleStagePricer:
         return dataclasses.replace(self, cluster=cluster)

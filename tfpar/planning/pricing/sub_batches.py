@@ -38,7 +38,7 @@ class SubBatchStep:
 
     def cut(self, parts: int) -> PartitionedGraph:
         """Return the step on the mesh with an axis of so many parts behind its own."""
-        return split_batch(self.whole, self.anchors, self.problem.batched, parts)
+        return split_batch(self.whole, self.anchors, self.problem.step.batched, parts)
 
     def statistics(self, cut: PartitionedGraph) -> BatchStatistics:
         """Find the statistics of the batch that each microbatch has of its own.
@@ -46,6 +46,6 @@ class SubBatchStep:
         Args:
             cut: the step in microbatches.
         """
-        if self.problem.batch_statistics == "exact" or cut.mesh.shape[-1] == 1:
+        if self.problem.batch.batch_statistics == "exact" or cut.mesh.shape[-1] == 1:
             return EXACT
         return statistics_of(cut, self.roles)

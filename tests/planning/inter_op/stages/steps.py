@@ -70,7 +70,7 @@ class Staged:
 
         variables = {
             v.name: PlannedVariable(v.shape, v.dtype, v.trainable, spec(v.name))
-            for v in problem.variables
+            for v in problem.step.variables
         }
         plan = problem.plan(
             mesh=mesh,
@@ -79,8 +79,8 @@ class Staged:
             planner="by hand",
             tfpar_version="0",
         )
-        roles = Roles.of(problem.graph)
-        units, found = assign_step(problem.graph, roles, seconds, num_stages)
+        roles = Roles.of(problem.step.graph)
+        units, found = assign_step(problem.step.graph, roles, seconds, num_stages)
         forward = units.forward_stages(found.stages)
         stages = PipelinePlan.of(generate("gpipe", num_stages, 1), forward)
         plan = dataclasses.replace(plan, stages=stages)
@@ -91,7 +91,7 @@ class Staged:
     @functools.cache  # noqa: B019 - there are as many as tests ask for
     def cut(self, microbatches: int) -> TaskPartition:
         laid = self.step.cut(microbatches)
-        ratio = self.step.problem.state_ratio
+        ratio = self.step.problem.step.state_ratio
         return TaskPartition(laid, self.step.roles, self.stage, self.num_stages, ratio)
 
     def programs(
@@ -149,7 +149,7 @@ def priced_in_stages(
         recompute: the backward pass of a stage runs its forward pass again.
     """
     cut = step.cut(schedule.num_microbatches)
-    ratio, own = step.problem.state_ratio, step.statistics(cut)
+    ratio, own = step.problem.step.state_ratio, step.statistics(cut)
     staged = TaskPartition(cut, step.roles, stage, schedule.num_stages, ratio, own)
     prices = PipelineCostModel.of(staged, schedule.actors, cluster, recompute, ())
     timeline = prices.run(schedule)

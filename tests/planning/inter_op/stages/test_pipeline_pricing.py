@@ -53,7 +53,7 @@ other."""
 def test_one_stage_costs_what_accumulation_does(name, model, microbatches):
     staged = Staged.of(name, 1, model)
     cluster, step = machines().part(range(2)), staged.step
-    whole = evaluate(step.whole, cluster, step.roles, step.problem.state_ratio)
+    whole = evaluate(step.whole, cluster, step.roles, step.problem.step.state_ratio)
     laid = staged.cut(microbatches).laid
     expected = microbatched_cost(whole, laid, step.whole.mesh, cluster, step.roles)
 
@@ -205,7 +205,7 @@ def test_the_second_stage_waits_for_gradients_alone():
 def test_tied_weights_are_held_twice():
     staged = Staged.of("dnabert", 2)
     (tie,) = staged.priced().graph.ties
-    table = next(v for v in staged.step.problem.variables if v.name == "tokens/embeddings")
+    table = next(v for v in staged.step.problem.step.variables if v.name == "tokens/embeddings")
     assert tie == type(tie)(0, 1, table.num_bytes, table.num_bytes)
     second = staged.priced().stages[1]
     assert second.sum_bytes == second.weight_bytes + table.num_bytes
@@ -284,7 +284,7 @@ def test_ranks_hold_what_their_programs_store(name, num_stages):
     if num_stages == 1:
         step = staged.step
         cluster = machines().part(range(2))
-        whole = evaluate(step.whole, cluster, step.roles, step.problem.state_ratio)
+        whole = evaluate(step.whole, cluster, step.roles, step.problem.step.state_ratio)
         laid = staged.cut(4).laid
         cost = microbatched_cost(whole, laid, step.whole.mesh, cluster, step.roles)
         assert 0.87 * stored[0] < cost.live_bytes < 1.1 * stored[0]
@@ -367,7 +367,7 @@ def prices(plan: Plan, staged: Staged, cluster: Cluster) -> tuple[Cost, Pipeline
 def test_what_stages_have_in_host_memory_is_checked_against_what_there_is():
     staged, schedule = Staged.of("wide", 2), generate("1f1b", 2, 4)
     names = tuple(n for n, v in staged.plan.variables.items() if v.trainable)
-    block = Blocks.of(staged.problem.graph).chosen(True)[:1]
+    block = Blocks.of(staged.problem.step.graph).chosen(True)[:1]
     stages = dataclasses.replace(staged.plan.stages, schedule=schedule)
     plan = dataclasses.replace(staged.plan, stages=stages, microbatches=4)
     here = price_plan(plan, staged.problem, machines())
@@ -394,7 +394,7 @@ def test_a_plan_says_how_it_runs():
     found = prices(plan, staged, machines())
     expected = priced_in_stages(staged.step, staged.stage, schedule, machines(), recompute=True)
     assert found == expected
-    blocks = Blocks.of(staged.problem.graph).chosen(True)
+    blocks = Blocks.of(staged.problem.step.graph).chosen(True)
     again = dataclasses.replace(plan, recompute=blocks)
     cost, _ = prices(again, staged, machines())
     assert cost.compute_s[1] > expected[0].compute_s[1]
@@ -402,13 +402,12 @@ def test_a_plan_says_how_it_runs():
 
 def test_a_step_that_does_not_train_has_no_price():
     staged = Staged.of("gpt", 2)
-    graph, _ = copy_graph(staged.problem.graph)
+    graph, _ = copy_graph(staged.problem.step.graph)
     roles = Roles.of(graph)
     graph.ops = [op for op in graph.ops if roles.phase[op] == FORWARD]
     graph.effects = [op for op in graph.effects if op in graph.ops]
     inputs = frozenset(graph.inputs[:2])
-    changes = {"graph": graph, "batched": inputs, "zero_cost_ops": frozenset()}
-    problem = dataclasses.replace(staged.problem, **changes)
+    problem = staged.problem.with_step(graph=graph, batched=inputs, zero_cost_ops=frozenset())
     assert price_plan(staged.plan, problem, machines()) is None
 
 
@@ -437,7 +436,7 @@ def test_statistics_of_a_microbatch_hold_nothing_up():
     schedule = generate("1f1b", 2, 4)
 
     def priced(batch_statistics):
-        problem = dataclasses.replace(staged.step.problem, batch_statistics=batch_statistics)
+        problem = staged.step.problem.with_batch(batch_statistics=batch_statistics)
         step = dataclasses.replace(staged.step, problem=problem)
         cut = step.cut(4)
         found = TaskPartition(cut, step.roles, staged.stage, 2, None, step.statistics(cut))
@@ -454,7 +453,7 @@ def test_statistics_of_a_microbatch_hold_nothing_up():
 def test_activations_that_wait_for_a_join_are_stored_for_all_microbatches():
     staged = Staged.of("resnet", 1)
     cluster, step = machines().part(range(2)), staged.step
-    whole = evaluate(step.whole, cluster, step.roles, step.problem.state_ratio)
+    whole = evaluate(step.whole, cluster, step.roles, step.problem.step.state_ratio)
     laid = staged.cut(4).laid
     own = statistics_of(laid, step.roles)
     args = (whole, laid, step.whole.mesh, cluster, step.roles)

@@ -344,7 +344,7 @@ def test_a_plan_fits_where_each_stage_does():
     """What a stage stores is known once there are stages: if it is too much, the search is asked
     again with less memory, until it finds nothing."""
     search = Searched()
-    search.problem = dataclasses.replace(search.problem, state_ratio=0.0)  # no slots to split
+    search.problem = search.problem.with_step(state_ratio=0.0)  # no slots to split
     most = search.plan(1e12)
     assert len(search.limits) == 1 and most.variables["head/kernel"].why.startswith("replicate")
     needed = most.cost.memory_bytes
@@ -370,7 +370,7 @@ def test_a_stage_that_stores_nothing_limits_nothing():
             return dataclasses.replace(found, stages=staged)
 
     search = LastStoresNothing()
-    search.problem = dataclasses.replace(search.problem, state_ratio=0.0)  # no slots to split
+    search.problem = search.problem.with_step(state_ratio=0.0)  # no slots to split
     needed = search.plan(1e12).stages.cost.stages[0].peak_bytes
     assert search.plan(needed * 0.6).stages.cost.fits
     assert search.limits[1:] == [pytest.approx(60.0)]

@@ -58,7 +58,7 @@ def test_what_stages_send_is_what_their_programs_send(name, model, family):
 @pytest.mark.parametrize("name", ["gpt", "unet"])
 def test_ranks_of_unequal_shares_send_what_each_is_priced_to(name):
     staged, schedule = Staged.of(name, 2), generate("1f1b", 2, 2)
-    (samples,) = {t.shape[0] for t in staged.problem.batched}
+    (samples,) = {t.shape[0] for t in staged.problem.step.batched}
     mesh = UnevenMesh.over(staged.plan.mesh, 0, (samples // 2 - 1, 1))
     programs = staged.programs(2, schedule, shares=mesh)
     priced = [staged.priced(2, shares=mesh.seen_from(rank)) for rank in (0, 1)]
@@ -192,7 +192,7 @@ def test_a_stage_that_recomputes_keeps_slices():
 @pytest.mark.parametrize("name", ["dnabert", *at_night("t5_3_layers")])
 def test_a_tied_weight_is_sent_once_a_step_and_its_gradient_too(name):
     staged = Staged.of(name, 2)
-    table = next(v for v in staged.step.problem.variables if v.name == "tokens/embeddings")
+    table = next(v for v in staged.step.problem.step.variables if v.name == "tokens/embeddings")
     found = {}
     for microbatches in (2, 4):
         prices = staged.priced(microbatches)

@@ -49,7 +49,7 @@ def test_what_microbatches_add_up_is_priced_as_it_is_emitted(name, model):
 def test_accumulation_pays_for_it_once_a_microbatch():
     staged = Staged.of("gpt", 1)
     step, cluster, cut = staged.step, machines().part([0, 1]), staged.cut(4)
-    whole = evaluate(step.whole, cluster, step.roles, step.problem.state_ratio)
+    whole = evaluate(step.whole, cluster, step.roles, step.problem.step.state_ratio)
     found = microbatched_cost(whole, cut.laid, step.whole.mesh, cluster, step.roles)
     pricer = OneMicrobatch(cut.laid.mesh, cluster, step.roles)
     moved = [c for c in cut.laid.communications() if c.op in cut.runs.each]

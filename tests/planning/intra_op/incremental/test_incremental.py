@@ -31,11 +31,11 @@ CASES = [
 def problem(request):
     name, *ways = request.param.split(", ")
     problem = Captured.saved(name).problem([2, 2], "v100-ethernet")
-    problem = dataclasses.replace(problem, jit_compile="compiled" in ways)
+    problem = problem.with_step(jit_compile="compiled" in ways)
     if "recomputed" in ways:
-        problem = recomputed_problem(problem, Blocks.of(problem.graph).chosen(True))
+        problem = recomputed_problem(problem, Blocks.of(problem.step.graph).chosen(True))
     if "offloaded" in ways:
-        names = select_offloads(Offload(True, True), problem.graph, state_ratio=2.0)
+        names = select_offloads(Offload(True, True), problem.step.graph, state_ratio=2.0)
         problem = offloaded_problem(problem, names)
     return problem
 

@@ -1,7 +1,5 @@
 """What Rhino's evaluation found (§7.3, §7.4), on models of its kinds."""
 
-import dataclasses
-
 import pytest
 
 from tests.planning.problems import Captured, laid, partition
@@ -62,7 +60,7 @@ def test_dnabert_is_data_parallel():
 def test_experts_are_parallel():
     """GShard MoE: tokens go to the ranks of their experts, and come back."""
     captured = Captured.saved("moe_4_experts")
-    problem = dataclasses.replace(captured.problem([1, 4], "rhino-m8"), state_ratio=0.0)
+    problem = captured.problem([1, 4], "rhino-m8").with_step(state_ratio=0.0)
     plan = RhinoPlanner().solve(problem)
     found = partition(problem, plan)
     for weight in ("moe/wi", "moe/wo"):

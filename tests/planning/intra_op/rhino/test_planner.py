@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import math
@@ -12,6 +11,7 @@ import pytest
 import tfpar as tap
 from tests.cases import some_first
 from tests.clusters import device, two_levels
+from tests.planning.changes import changed
 from tests.planning.intra_op.tap.test_planner import EXHAUSTIVE, FOLDED
 from tests.planning.problems import Captured, assert_priced_as_a_whole, laid, partition, price
 from tfpar.cluster.network import Link
@@ -70,7 +70,7 @@ NETWORKS = (
 )
 def test_the_network_costs_what_the_evaluator_says_of_the_plan(case, ranks, cluster, jit_compile):
     problem = small(case).problem([1, *ranks], cluster)
-    problem = dataclasses.replace(problem, jit_compile=jit_compile)
+    problem = changed(problem, jit_compile=jit_compile)
     model, mesh, chosen = FoldedModel.of(problem, 2), Mesh.of([*ranks]), {}
     for axis in range(len(ranks)):
         space = AxisStrategySpace(problem, model, mesh, axis, chosen, AxisConstraints())
@@ -87,7 +87,7 @@ def test_the_network_costs_what_the_evaluator_says_of_the_plan(case, ranks, clus
     needed, by_needed = find_explicit_ops(model.prepared, mesh, anchors)
     assert len(needed) < len(anchors.ops) / 2
     for laid_out in (by_all, by_needed):
-        cost = evaluate(laid_out, problem.cluster, model.roles, problem.state_ratio)
+        cost = evaluate(laid_out, problem.cluster, model.roles, problem.step.state_ratio)
         assert sum(cost.compute_s) + sum(cost.communication_s) == pytest.approx(seconds, rel=1e-3)
         # The last bucket of gradients is full when nothing is left to hide it.
         assert cost.exposed_s >= max(0.0, late) * (1 - 1e-3)
@@ -208,9 +208,9 @@ def test_the_batch_and_outputs_are_split_as_constraints_say(axes, dim):
     problem = small("gpt_one_layer").problem([2, 2], "cpu", constraints)
     plan = solve(problem)
     assert plan.batch_axes == axes
-    assert set(plan.tensors) == set(problem.tensors) and plan.tensors
+    assert set(plan.tensors) == set(problem.given.tensors) and plan.tensors
     found = partition(problem, plan)
-    for tensor in problem.batched:
+    for tensor in problem.step.batched:
         expected = tuple(Shard(0) if name in axes else Replicate() for name in plan.mesh.axis_names)
         assert found.specs[tensor] == expected
     specs = {t.name: spec for t, spec in found.specs.items() if t.name in plan.tensors}
@@ -233,8 +233,10 @@ def test_a_constraint_may_name_an_axis_of_one_rank(two_layers, constraint, mesh)
     (logical,) = problem.meshes
     assert plan.mesh == logical.mesh
     assert plan.batch_axes == tuple(logical.mesh.axis_names[at] for at in logical.batch_axes)
-    assert all(plan.variables[name].spec == given.spec for name, given in problem.fixed.items())
-    assert all(lies[name] == given.spec for name, given in problem.tensors.items())
+    assert all(
+        plan.variables[name].spec == given.spec for name, given in problem.given.variables.items()
+    )
+    assert all(lies[name] == given.spec for name, given in problem.given.tensors.items())
     assert_priced_as_a_whole(problem, plan)
 
 
@@ -267,7 +269,7 @@ def test_as_few_weights_are_split_as_memory_asks_for():
     needed = plans[0].cost.memory_bytes
     for part in (0.95, 0.8, 0.7):
         limit = part * needed
-        plan = solve(dataclasses.replace(problem, cluster=problem.cluster.with_memory(limit)))
+        plan = solve(problem.with_cluster(problem.cluster.with_memory(limit)))
         assert plan.cost.memory_bytes <= limit, part
         assert price(problem, plan).memory_bytes <= limit * 1.05
         plans.append(plan)
@@ -283,7 +285,7 @@ def test_as_few_weights_are_split_as_memory_asks_for():
 def test_where_nothing_fits_the_plan_is_the_one_that_stores_least():
     problem = Captured.saved("hourglass").problem([1, 2], SLOW_LINKS)
     whole = solve(problem)
-    problem = dataclasses.replace(problem, cluster=problem.cluster.with_memory(1.0))
+    problem = problem.with_cluster(problem.cluster.with_memory(1.0))
     assert solve(problem).cost.memory_bytes < 0.7 * whole.cost.memory_bytes
 
 
@@ -302,7 +304,7 @@ def stored(plan):
 @pytest.mark.parametrize("microbatches, parts", [(2, 4), (4, 2), (8, 1)])
 def test_ops_cut_each_microbatch_of_stages_in_parts_alike(microbatches, parts):
     asked = small("gpt").problem([4], "cpu").in_pipeline(tap.Pipeline(2, microbatches))
-    assert asked.samples == 8 // microbatches
+    assert asked.batch.samples == 8 // microbatches
     model, mesh, chosen = FoldedModel.of(asked, 2), Mesh.of([2, 2]), {}
     for axis in range(2):  # the batch is split wherever it can be
         space = AxisStrategySpace(asked, model, mesh, axis, chosen, AxisConstraints())
@@ -325,7 +327,7 @@ def test_what_microbatches_store_is_held_against_the_limit_not_what_one_piece_wo
         return search.run(Deadline())
 
     fastest = found(problem.with_objective(memory_limit=math.inf))
-    parts = dataclasses.replace(problem, microbatches=4, kept_part=0.25)
+    parts = changed(problem, microbatches=4, kept_part=0.25)
     stored = parts.stored_bytes(fastest.cost, PeakMemoryModel.of(fastest.cost))
     limit = (stored + fastest.cost.memory_bytes) / 2
     assert stored < limit < fastest.cost.memory_bytes

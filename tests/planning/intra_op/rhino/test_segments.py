@@ -217,7 +217,7 @@ def small_gpt():
 
 
 def test_critical_nodes_are_products_on_the_longest_path(small_gpt):
-    graph = small_gpt.problem([1, 2], "cpu").graph
+    graph = small_gpt.problem([1, 2], "cpu").step.graph
     critical = critical_ops(graph, lambda op: "MatMul" in op.type)
     depth = depths(graph)
     assert [depth[op] for op in critical] == sorted(depth[op] for op in critical)
@@ -229,7 +229,7 @@ def test_critical_nodes_are_products_on_the_longest_path(small_gpt):
 
 
 def test_weights_are_decided_where_they_are_first_read(small_gpt):
-    graph = small_gpt.problem([1, 2], "cpu").graph
+    graph = small_gpt.problem([1, 2], "cpu").step.graph
     depth, decided = depths(graph), depths_when_read(graph)
     readers = graph.consumers()
     handles = {v.handle for v in graph.variables}
@@ -253,7 +253,7 @@ def test_both_levels_find_plans_and_report_what_they_saw():
         report = planners[level].report
         assert plan.planner == f"rhino level {level}"
         assert price(problem, plan).seconds == pytest.approx(plan.cost.seconds, rel=1e-4)
-        assert report.instructions == len(problem.graph.ops)
+        assert report.instructions == len(problem.step.graph.ops)
         assert 0 < report.subgraphs < report.cones < report.nodes < report.instructions
     assert planners[3].report.gap < 1e-3 and planners[2].report.gap < 0.2
     assert plans[2].cost.seconds <= 1.1 * plans[3].cost.seconds

@@ -28,7 +28,10 @@ def whole(model, mesh):
 
 def priced(problem, model, mesh, anchors):
     return evaluate(
-        propagate(model.prepared, mesh, anchors), problem.cluster, model.roles, problem.state_ratio
+        propagate(model.prepared, mesh, anchors),
+        problem.cluster,
+        model.roles,
+        problem.step.state_ratio,
     )
 
 

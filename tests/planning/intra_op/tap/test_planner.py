@@ -119,7 +119,7 @@ def large_t5():
 def test_megatron_for_gpt_where_one_sequence_is_all_there_is():
     """Of plans whose prices are that near, it has the fewest collectives."""
     problem = Captured.saved("gpt_one_sequence").problem([1, 4], "rhino-m8")
-    plan = solve(dataclasses.replace(problem, objective=Objective(uncertainty=UNCERTAINTY)))
+    plan = solve(problem.with_aim(objective=Objective(uncertainty=UNCERTAINTY)))
     assert plan.mesh.shape == (1, 4)
     for projection in ("query", "key", "value"):
         assert laid(plan, f"attention/{projection}/kernel") == {"R,S(1)"}  # by heads
@@ -167,7 +167,7 @@ def test_the_wide_head_is_split(ranks):
 def test_experts_are_parallel():
     captured = Captured.saved("moe_8_experts")
     # With Adam, whose update takes long, more weights would be split for its sake.
-    problem = dataclasses.replace(captured.problem([1, 8], "rhino-m8"), state_ratio=0.0)
+    problem = captured.problem([1, 8], "rhino-m8").with_step(state_ratio=0.0)
     plan = solve(problem)
     assert laid(plan, "moe/wi") == laid(plan, "moe/wo") == {"R,S(0)"}
     assert split_kernels(plan) <= {"block_#/moe/wi", "block_#/moe/wo"}
@@ -236,12 +236,12 @@ def test_a_constraint_that_matches_nothing_is_refused(small_gpt):
 @pytest.mark.slow
 def test_a_model_that_does_not_fit_whole_is_split():
     problem = Captured.saved("gpt_short").problem([1, 2], "rhino-m8")
-    problem = dataclasses.replace(problem, state_ratio=0.0)  # an update that takes little time
+    problem = problem.with_step(state_ratio=0.0)  # an update that takes little time
     whole = solve(problem)
     assert not split_kernels(whole)
     needed = whole.cost.memory_bytes
     tight = problem.cluster.with_memory(0.6 * needed)
-    plan = solve(dataclasses.replace(problem, cluster=tight))
+    plan = solve(problem.with_cluster(tight))
     assert plan.cost.memory_bytes < needed
     assert plan.cost.seconds >= whole.cost.seconds
 

@@ -1,10 +1,9 @@
 """Which plans are no candidates, and what is said of them."""
 
-import dataclasses
-
 import networkx as nx
 import pytest
 
+from tests.planning.changes import changed
 from tests.planning.problems import Captured
 from tfpar.ir.graph_nodes import GraphNode, NodeGraph
 from tfpar.planning.folding.folded_model import FoldedModel
@@ -62,7 +61,7 @@ def test_ranks_that_would_all_compute_the_same_are_no_plan(problem):
     whole = [logical for logical in problem.meshes if logical.used_axes]
     fixed = {
         v.name: ConstrainedSpec((Replicate(), Replicate()), "the test")
-        for v in problem.graph.variables
+        for v in problem.step.graph.variables
     }
     with pytest.raises(PlanError, match="all ranks along 'model' would compute the same"):
-        TapPlanner().solve(dataclasses.replace(problem, meshes=whole, fixed=fixed))
+        TapPlanner().solve(changed(problem, meshes=whole, fixed=fixed))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from tests.cases import at_night
@@ -51,7 +49,7 @@ def test_a_search_after_one_for_other_ranks_finds_as_much(name):
     alone = TapPlanner().solve(captured.problem([2, 4], "v100-ethernet"))
     for shape in ([4, 4], [2, 4]):
         problem = captured.problem(shape, "v100-ethernet")
-        after = TapPlanner().solve(dataclasses.replace(problem, of_graphs=known))
+        after = TapPlanner().solve(problem.with_step(graph_memo=known))
     assert after.cost.seconds == pytest.approx(alone.cost.seconds, rel=1e-9)
 
 
@@ -69,13 +67,11 @@ def test_meshes_that_look_bad_at_a_glance_are_not_searched(monkeypatch):
         monkeypatch.setattr(MeshSearch, name, wrapped)
 
     captured, known = Captured.saved("gpt_short"), Memo()
-    TapPlanner().solve(
-        dataclasses.replace(captured.problem([2, 8], "v100-ethernet"), of_graphs=known)
-    )
+    TapPlanner().solve(captured.problem([2, 8], "v100-ethernet").with_step(graph_memo=known))
     told("glance", glanced)
     told("explore", explored)
     problem = captured.problem([2, 4], "v100-ethernet")
-    plan = TapPlanner().solve(dataclasses.replace(problem, of_graphs=known))
+    plan = TapPlanner().solve(problem.with_step(graph_memo=known))
     left = [logical for logical in glanced if logical not in explored]
     assert left and all(len(logical.used_axes) > 1 for logical in left)
     assert plan.mesh not in [logical.mesh for logical in left]

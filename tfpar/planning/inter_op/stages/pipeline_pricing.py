@@ -48,7 +48,7 @@ class PipelinePricer:
         Raises:
             PlanError: the plan gives an op no stage, or a variable two.
         """
-        return problem.of_graphs.of(PipelinePricerMemo).of(plan, problem)
+        return problem.step.graph_memo.of(PipelinePricerMemo).of(plan, problem)
 
     def prices(
         self,
@@ -143,9 +143,9 @@ class PipelinePricerMemo:
         what is asked for."""
         assert plan.stages is not None, "a plan with stages"
         key = (
-            problem.graph,
-            problem.batched,
-            problem.zero_cost_ops,
+            problem.step.graph,
+            problem.step.batched,
+            problem.step.zero_cost_ops,
             plan.mesh,
             plan.batch_axes,
             plan.recompute,
@@ -156,10 +156,10 @@ class PipelinePricerMemo:
             plan.stages.num_stages,
             plan.stages.scopes,
             plan.stages.owners,
-            problem.compression,
-            problem.jit_compile,
-            problem.batch_statistics,
-            problem.state_ratio,
+            problem.step.compression,
+            problem.step.jit_compile,
+            problem.batch.batch_statistics,
+            problem.step.state_ratio,
         )
         known = next((cut for other, cut in self._kept if other == key), None)
         if known is None:
@@ -196,17 +196,16 @@ def cut_in_stages(plan: Plan, problem: Problem) -> tuple[SubBatchStep, dict[Op, 
     """
     assert plan.stages is not None, "a plan with stages"
     problem = apply_plan_transforms(problem, plan)
-    step = StepGraph(problem.graph, len(problem.graph.inputs))
+    step = StepGraph(problem.step.graph, len(problem.step.graph.inputs))
     stage = plan.stages.cut(step)
     ops = {op.name: op for op in step.graph.ops}
-    batched = [tensor in problem.batched for tensor in problem.graph.inputs]
-    problem = dataclasses.replace(
-        problem,
+    batched = [tensor in problem.step.batched for tensor in problem.step.graph.inputs]
+    problem = problem.with_step(
         graph=step.graph,
         batched=frozenset(
             t for t, is_cut in zip(step.graph.inputs, batched, strict=True) if is_cut
         ),
-        zero_cost_ops=frozenset(ops[op.name] for op in problem.zero_cost_ops),
+        zero_cost_ops=frozenset(ops[op.name] for op in problem.step.zero_cost_ops),
     )
     whole = sent_whole(step.graph, stage)
     laid = propagate_transformed(plan, problem, whole)
@@ -227,6 +226,6 @@ def _with_new_ops(graph: Graph, stage: Mapping[Op, int]) -> dict[Op, int]:
 
 def _in_stages(step: SubBatchStep, stage: Mapping[Op, int], schedule: Schedule) -> TaskPartition:
     cut = step.cut(schedule.num_microbatches)
-    ratio = step.problem.state_ratio
+    ratio = step.problem.step.state_ratio
     own = step.statistics(cut)
     return TaskPartition(cut, step.roles, stage, schedule.num_stages, ratio, own)

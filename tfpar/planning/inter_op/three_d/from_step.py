@@ -174,7 +174,7 @@ def _folded_step(laid: LaidOut) -> SubBatchStep:
     batched = model.batched(problem)
     once = {op: 0 for op, times in model.roles.times.items() if not times}
     roles = dataclasses.replace(model.roles, times=once)
-    folded = dataclasses.replace(problem, graph=model.prepared.graph, batched=batched)
+    folded = problem.with_step(graph=model.prepared.graph, batched=batched)
     with collection_paused():
         whole = propagate(model.prepared, plan.mesh, anchors)
     return SubBatchStep(folded, anchors, whole, roles)
@@ -208,7 +208,7 @@ class _Counted:
         """Cut a step into `count` microbatches."""
         cut = parts.cut(count)
         number = len(layers.times)
-        ratio = parts.problem.state_ratio
+        ratio = parts.problem.step.state_ratio
         step = TaskPartition(
             cut, parts.roles, layers.layer_of, number, ratio, parts.statistics(cut)
         )

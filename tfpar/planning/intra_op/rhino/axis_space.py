@@ -110,7 +110,7 @@ class AxisStrategySpace:
         self.parts = mesh.shape[axis]
         self.variables = {v.handle.op: v for v in self.graph.variables}
         copies = model.folded.copies
-        fed = {copies[t.op].outputs[t.index] for t in problem.batched if t.op in copies}
+        fed = {copies[t.op].outputs[t.index] for t in problem.step.batched if t.op in copies}
         self.fed = {t.op for t in self.graph.inputs if t in fed}
         self.left_alone = frozenset(op for op in self.graph.ops if is_left_alone(op, self.prepared))
         self._decisions: dict[tuple[object, ...], Decision] = {}
@@ -259,7 +259,7 @@ class AxisStrategySpace:
         more: what is left of it has to divide as this placement wants. Of a batch in microbatches
         less is left than its dim says.
         """
-        samples = self.problem.samples
+        samples = self.problem.batch.samples
         if samples is not None and samples % self._batch_parts(op, strategy):
             return False
         tensors = {"needs": op.inputs, "made": op.outputs, "kept": op.outputs}

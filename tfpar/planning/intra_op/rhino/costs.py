@@ -168,10 +168,10 @@ class Costs:
 
     def _update_seconds(self, op: Op, strategy: AxisStrategy) -> float:
         variable = self.space.variables[op]
-        if self.space.problem.state_ratio is None or not variable.trainable:
+        if self.space.problem.step.state_ratio is None or not variable.trainable:
             return 0.0
         (spec,) = self.space.specs(op, strategy, "kept")
-        ratio = self.space.problem.state_ratio
+        ratio = self.space.problem.step.state_ratio
         stored = self.pricer.stored_bytes(variable, spec, ratio)
         return self.pricer.update_seconds(stored.updated, ratio) + stored.copies_s
 

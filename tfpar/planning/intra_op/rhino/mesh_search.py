@@ -143,10 +143,10 @@ class MeshShapeSearch:
         prepared = model.prepared
         self.critical = critical_ops(prepared.graph, self._is_intensive)
         count = sum(model.roles.times.get(op, 1) for op in self.critical)
-        self.report = SearchStatistics(len(problem.graph.ops), count, max(count - 1, 1))
+        self.report = SearchStatistics(len(problem.step.graph.ops), count, max(count - 1, 1))
         self.deadline = Deadline()
         self.work = SolverCounters()
-        self.surcharge_s = problem.objective.surcharge_s
+        self.surcharge_s = problem.aim.objective.surcharge_s
         # What was found out, which searches with another surcharge share.
         self._networks: list[tuple[int, Chosen, Networks]] = []
         self._roots: dict[CostNetwork, ReducedNetwork] = {}
@@ -292,9 +292,9 @@ class MeshShapeSearch:
         return self._roots[network]
 
     def _tell(self, space: AxisStrategySpace) -> None:
-        if self.problem.progress is not None:
+        if self.problem.aim.progress is not None:
             along = f"{self.mesh}, along {self.mesh.axis_names[space.axis]}"
-            self.problem.progress(along, len(space.nodes))
+            self.problem.aim.progress(along, len(space.nodes))
 
     def _with_split(self, networks: Networks, split: Sequence[str]) -> MeshShapePlan:
         """The fastest plan that splits the weights called so along the axis of the networks.
@@ -418,18 +418,18 @@ class MeshShapeSearch:
         }
         variables = {v.name: specs[v.handle.op] for v in graph.variables}
         # These differ from what was decided along axes of one rank: see `_given`.
-        given = {name: fixed.spec for name, fixed in self.problem.fixed.items()}
+        given = {name: fixed.spec for name, fixed in self.problem.given.variables.items()}
         variables |= {name: given[name] for name in variables.keys() & given.keys()}
         inputs = [specs.get(t.op, whole) for t in graph.inputs]
         anchors = Anchors(
             variables=variables,
             inputs=inputs,
-            tensors={name: fixed.spec for name, fixed in self.problem.tensors.items()},
+            tensors={name: fixed.spec for name, fixed in self.problem.given.tensors.items()},
             outputs=[whole] * len(graph.outputs),
             ops=op_plans(chosen, self.model.prepared),
         )
         ops, laid = find_explicit_ops(self.model.prepared, self.mesh, anchors)
-        cost = evaluate(laid, self.problem.cluster, self.model.roles, self.problem.state_ratio)
+        cost = evaluate(laid, self.problem.cluster, self.model.roles, self.problem.step.state_ratio)
         batch = [
             name
             for axis, name in enumerate(self.mesh.axis_names)
@@ -445,8 +445,8 @@ class MeshShapeSearch:
     def _given(self, axis: int) -> AxisConstraints:
         """Return the constraints along `axis`. With one rank there, a weight is whole also where a
         constraint splits it: no op along such an axis is asked whether it reads split weights."""
-        fixed = {} if self.mesh.shape[axis] == 1 else self.problem.fixed
-        tensors = self.problem.tensors
+        fixed = {} if self.mesh.shape[axis] == 1 else self.problem.given.variables
+        tensors = self.problem.given.tensors
         return AxisConstraints(
             batch=None if self.batch_axes is None else axis in self.batch_axes,
             variables={name: given.spec[axis] for name, given in fixed.items()},

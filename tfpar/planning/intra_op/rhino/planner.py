@@ -85,15 +85,15 @@ class RhinoPlanner:
             PlanError: nothing satisfies the constraints. If nothing was found in time, a
                 TimeLimitError.
         """
-        deadline = problem.budget.start()
+        deadline = problem.aim.budget.start()
         with collection_paused():
             return self.search(problem, folded_model(problem, 2), deadline)
 
     def search(self, problem: Problem, model: FoldedModel, deadline: Deadline) -> Plan:
         """Search as `solve` does, where the model is folded already."""
         offer = None
-        if problem.offer is not None:
-            problem.offer(functools.partial(self._first, problem, model), None)
+        if problem.aim.offer is not None:
+            problem.aim.offer(functools.partial(self._first, problem, model), None)
             offer = functools.partial(self._offer, problem, model)
         meshes = shapes(problem.meshes)
         searches = [MeshShapeSearch(problem, model, *mesh, 2, offer=offer) for mesh in meshes]
@@ -138,9 +138,9 @@ class RhinoPlanner:
         )
 
     def _offer(self, problem: Problem, model: FoldedModel, found: FoldedPlan) -> None:
-        assert problem.offer is not None
+        assert problem.aim.offer is not None
         make = functools.partial(unfold_plan, problem, model, found, self.name)
-        problem.offer(make, found.cost)
+        problem.aim.offer(make, found.cost)
 
     def _first(self, problem: Problem, model: FoldedModel) -> Plan | None:
         """Return the plan that is there before a search: data parallelism, or near it."""
@@ -156,7 +156,7 @@ def _plainer(problem: Problem, model: FoldedModel, best: FoldedPlan) -> Iterator
     if best.anchors.ops:
         anchors = dataclasses.replace(best.anchors, ops={})
         laid = propagate(model.prepared, best.mesh, anchors)
-        cost = evaluate(laid, problem.cluster, model.roles, problem.state_ratio)
+        cost = evaluate(laid, problem.cluster, model.roles, problem.step.state_ratio)
         yield dataclasses.replace(best, anchors=anchors, cost=cost)
 
 

@@ -42,7 +42,7 @@ def price_spec_options(
     segments = model.nodes.segments(graph, model.roles)
     pricer = Pricer(mesh, problem.cluster, model.roles)
     plans = [
-        IncrementalPricer(model.prepared, mesh, laid, segments, pricer, problem.state_ratio)
+        IncrementalPricer(model.prepared, mesh, laid, segments, pricer, problem.step.state_ratio)
         for laid in (anchors, dataclasses.replace(anchors, ops={}))
     ]
     limit = max(problem.memory_limit, cost.memory_bytes)
@@ -70,7 +70,7 @@ def price_spec_options(
         if deadline.over():
             break
         group = [known[variable.name] for variable in members]
-        if not group[0].trainable or any(v.name in problem.fixed for v in group):
+        if not group[0].trainable or any(v.name in problem.given.variables for v in group):
             continue
         spec = anchors.variables[group[0].name]
         if any(anchors.variables[v.name] != spec for v in group):

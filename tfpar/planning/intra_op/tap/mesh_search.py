@@ -106,7 +106,7 @@ class MeshSearch:
                 self.anchors,
                 model.nodes.segments(graph, model.roles),
                 Pricer(mesh, problem.cluster, model.roles),
-                problem.state_ratio,
+                problem.step.state_ratio,
                 weights,
                 model.statistics,
             )
@@ -117,14 +117,14 @@ class MeshSearch:
         # What was seen of plans that were looked at closely, the least of it; at first nothing.
         self.at_peak, self.looked_at = PeakMemoryModel(), PeakMemoryModel(*[math.inf] * 5)
         self.refused = ""
-        self.surcharge_s = problem.objective.surcharge_s
+        self.surcharge_s = problem.aim.objective.surcharge_s
         self.key: Key = INVALID
         # Plans of a unit, by what the other groups have chosen.
         self.priced: dict[Any, dict[Picks, Key]] = {}
 
     def _fixed_specs(self) -> list[tuple[Variable, Spec]]:
         """The variables that are given."""
-        given = self.problem.fixed
+        given = self.problem.given.variables
         return [
             (v, given[v.name].spec) for v in self.model.folded.graph.variables if v.name in given
         ]
@@ -255,7 +255,7 @@ class MeshSearch:
         self.plans.settle()
         laid = propagate(self.model.prepared, self.logical.mesh, self._anchored({}))
         cost = self.plans.cost()
-        ratio = self.problem.state_ratio
+        ratio = self.problem.step.state_ratio
         return live_peak(laid, self.plans.pricer, cost.bucket_bytes, ratio).in_cost(cost)
 
     def look_closely(self) -> bool:
@@ -365,8 +365,8 @@ class MeshSearch:
             if key < self.key:
                 best, self.key = picks, key
                 self._tell(key, dict(zip(map(id, unit), picks, strict=True)))
-            if self.problem.progress is not None:
-                self.problem.progress(str(self.logical), self.model.statistics.candidates)
+            if self.problem.aim.progress is not None:
+                self.problem.aim.progress(str(self.logical), self.model.statistics.candidates)
         for group, pick in zip(unit, best, strict=True):
             group.chosen = pick
             self.lay(group, pick)

@@ -71,7 +71,7 @@ class TapPlanner:
             PlanError: no plan is valid under the constraints; says why. If none was found in
                 time, a TimeLimitError.
         """
-        deadline = problem.budget.start()
+        deadline = problem.aim.budget.start()
         with collection_paused():
             return self.search(problem, folded_model(problem, self.min_duplicate), deadline)
 
@@ -79,8 +79,12 @@ class TapPlanner:
         """Search as `solve` does, where the model is folded already."""
         self.statistics = model.statistics
         searches: list[MeshSearch] = []
-        offer = None if problem.offer is None else functools.partial(self._offer, problem, model)
-        layouts = problem.of_graphs.of(LayoutsByFold).setdefault(self.min_duplicate, WarmStarts())
+        offer = (
+            None if problem.aim.offer is None else functools.partial(self._offer, problem, model)
+        )
+        layouts = problem.step.graph_memo.of(LayoutsByFold).setdefault(
+            self.min_duplicate, WarmStarts()
+        )
         elsewhere = layouts.elsewhere(problem.meshes[0].mesh.size)
         for logical in _in_order(problem.meshes):
             if searches and deadline.over():
@@ -140,9 +144,9 @@ class TapPlanner:
         )
 
     def _offer(self, problem: Problem, model: FoldedModel, found: FoldedPlan) -> None:
-        assert problem.offer is not None
+        assert problem.aim.offer is not None
         make = functools.partial(unfold_plan, problem, model, found, self.name)
-        problem.offer(make, found.cost)
+        problem.aim.offer(make, found.cost)
 
 
 def _baselines(problem: Problem, model: FoldedModel) -> Iterator[FoldedPlan]:
