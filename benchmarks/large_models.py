@@ -33,7 +33,7 @@ from tfpar.planning.inter_op.three_d.cost_model import simulate_strategy
 from tfpar.planning.inter_op.three_d.cost_table import LayerCostTable
 from tfpar.planning.inter_op.three_d.memory import stored_bytes
 from tfpar.planning.inter_op.three_d.problem import StrategyProblem
-from tfpar.planning.inter_op.three_d.search import search_strategies
+from tfpar.planning.inter_op.three_d.searches import find
 
 PEAK = {"V100-SXM2-32GB": 125e12, "A100-SXM4-80GB": 312e12, "H100-SXM5-80GB": 989e12}
 """FLOP/s in half precision, dense, of NVIDIA's data sheets."""
@@ -123,7 +123,7 @@ def planned(name: str, seed: int = 0) -> dict[str, Any]:
     start, cpu = time.perf_counter(), time.process_time()
     setup = SETUPS[name]
     model = setup.model
-    found = search_strategies(model, seed=seed)
+    found = find(model, seed=seed)
     search_s, search_cpu_s = time.perf_counter() - start, time.process_time() - cpu
     num_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     best = found.best.strategy

@@ -44,7 +44,7 @@ from tfpar.planning.inter_op.three_d.anneal import anneal
 from tfpar.planning.inter_op.three_d.baselines import alpa, megatron, random_search
 from tfpar.planning.inter_op.three_d.cost_model import analytic_seconds, simulate_strategy
 from tfpar.planning.inter_op.three_d.problem import StrategyProblem
-from tfpar.planning.inter_op.three_d.search import search_strategies
+from tfpar.planning.inter_op.three_d.searches import find
 from tfpar.planning.inter_op.three_d.strategy import Strategy3D
 from tfpar.spec import TfparError
 
@@ -128,7 +128,7 @@ def searched(setup: str) -> list[dict[str, Any]]:
         "random, 50 trials": lambda: random_search(model).best.strategy,
         "Alpa's two levels": lambda: alpa(model),
         "annealing": lambda: anneal(model, starts=megatron(model)).best.strategy,
-        "search": lambda: search_strategies(model).best.strategy,
+        "search": lambda: find(model).best.strategy,
     }
     rows: list[dict[str, Any]] = []
     for system, choose in ways.items():

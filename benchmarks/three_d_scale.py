@@ -15,7 +15,7 @@ from benchmarks.gpt_layers import Gpt, gpt_table
 from benchmarks.plots import save_plot
 from tfpar.cluster.lookup import find_cluster
 from tfpar.planning.inter_op.three_d.problem import StrategyProblem
-from tfpar.planning.inter_op.three_d.search import search_strategies
+from tfpar.planning.inter_op.three_d.searches import find
 from tfpar.spec import Mesh
 
 GPT = Gpt(layers=12, hidden=4096, heads=32, length=2048, vocabulary=51_200)
@@ -28,7 +28,7 @@ def measured(devices: int, layers: int) -> dict[str, Any]:
     cluster = find_cluster("dgx-a100", Mesh.of([devices // 8, 8]))
     table = gpt_table(cluster, MICROBATCHES, TENSOR, dataclasses.replace(GPT, layers=layers))
     start = time.process_time()
-    found = search_strategies(StrategyProblem(table, cluster, max(64, devices)))
+    found = find(StrategyProblem(table, cluster, max(64, devices)))
     return {
         "devices": devices,
         "layers": layers,

@@ -75,7 +75,8 @@ class Options:
             updated, so that the activations of one are stored at a time. Results do not depend
             on it, unless it has `batch_statistics="microbatch"`. `"auto"`: the planner decides at
             the first training step whether there is one, with how many stages and microbatches
-            and whether stages recompute; `Plan.summary()` says what else it found. By default
+            and whether stages recompute; `Plan.summary()` says what else it found.
+            `Pipeline("auto", search="anneal")` finds it by simulated annealing. By default
             what the plan says; without a plan, as `"auto"` where ranks on several machines wait
             long for links, or nothing else fits into memory. With a `plan` it has to be the
             plan's.

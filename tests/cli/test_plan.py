@@ -270,6 +270,8 @@ def test_a_pipeline_can_be_asked_for(folder, capsys):
     assert tfpar(f"{command} -o plan.json --stages auto --full") == 0
     assert Plan.load("plan.json").rivals
     assert "Pipelines that were compared" in capsys.readouterr().out
+    assert tfpar(f"{command} -o other.json --stages auto --search anneal --seed 1 --quiet") == 0
+    assert Plan.load("other.json").rivals
 
 
 @pytest.mark.parametrize(
@@ -279,6 +281,11 @@ def test_a_pipeline_can_be_asked_for(folder, capsys):
         ("--stages 2", "A pipeline needs --microbatches"),
         ("--schedule gpipe", "A pipeline needs --microbatches"),
         ("--stages auto --schedule gpipe", "--stages auto finds microbatches and schedule itself"),
+        ("--stages auto --search alpa --seed 1", "search='alpa' draws nothing at random"),
+        (
+            "--stages 2 --microbatches 2 --search anneal",
+            "--search and --seed are for --stages auto",
+        ),
         ("--batch-statistics microbatch", "A pipeline needs --microbatches"),
         ("--microbatches 0", "microbatches is 0; it must be a whole number, 1 or more"),
         ("--schedule gpype", "--schedule 'gpype' is neither one of gpipe, .* nor a file .*No such"),

@@ -81,7 +81,7 @@ REFUSED_OPTIONS = [
     ("recompute", [3, [3], ["("], 1.5, [None], {"a": 1}]),
     ("offload", [1, "all", ["fc1/kernel"], tap.Offload, {"optimizer": True}]),
     ("chunks", [True, 0, 3, 8, "2", 2.0, [2]]),
-    ("pipeline", [True, 4, "1f1b", tap.Pipeline, {"stages": 2}]),
+    ("pipeline", [True, 4, "1f1b", "anneal", tap.Pipeline, {"stages": 2}]),
     ("early_collectives", ["x", 1, "auto"]),
     ("level", [3, True, "3", 5, 2.0]),
     ("search_seconds", [0, -1, "x", True, float("nan")]),

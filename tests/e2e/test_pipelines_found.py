@@ -235,3 +235,19 @@ def test_an_effect_that_microbatches_would_repeat_takes_the_pipeline_away(caplog
     )
     assert tap.plan_of(parallel.model).stages is None
     assert any("is planned anew without one" in line for line in caplog.messages)
+
+
+@pytest.mark.slow
+def test_what_annealing_finds_trains_as_one_device_does():
+    parallel, _ = assert_equivalent(
+        deep,
+        rows(16),
+        tap.split([4]),
+        planner="tap",
+        cluster=machines(3e6, 4),
+        options={"pipeline": tap.Pipeline("auto", search="anneal")},
+        batch_size=16,
+    )
+    plan = tap.plan_of(parallel.model)
+    assert plan.stages is not None and plan.num_ranks == 4
+    assert any(rival.name.startswith("no stages") for rival in plan.rivals)

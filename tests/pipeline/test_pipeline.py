@@ -58,6 +58,12 @@ def test_the_part_of_the_batch_whose_activations_are_stored(pipeline, part):
         (dict(schedule=TWO, stages=3), r"stages is 3; it must be 2: the schedule has 2 lines"),
         (dict(schedule=TWO, microbatches=2), "microbatches is 2; it must be 1: the schedule has"),
         (dict(schedule=TWO, virtual_stages=1), "not both"),
+        (dict(stages="auto", microbatches=2, recompute=True), "leave out microbatches and recomp"),
+        (dict(stages="auto", search="guess"), "search is 'guess'; it must be one of 'enumerate'"),
+        (dict(stages="auto", search="anneal", seed=-1), "seed is -1"),
+        (dict(stages="auto", search="megatron", seed=1), "draws nothing at random"),
+        (dict(stages=2, microbatches=2, search="anneal"), "give stages='auto' with it"),
+        (dict(microbatches=2, seed=1), "seed is for a pipeline that is searched"),
     ],
 )
 def test_wrong_values_are_refused_where_they_are_written(given, message):

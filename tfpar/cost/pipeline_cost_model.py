@@ -84,7 +84,7 @@ class PipelineCostModel:
             parts = [part.at_pace_of(among) for part in parts]
         slices = ScatterGatherCost(step.laid.mesh.without_last_axis(), cluster)
         transfers = StageTransfers(step, actors, slices)
-        prices = stage_prices(transfers, parts, recompute)
+        prices = stage_prices(transfers, parts, recompute, _beside(cluster, own, parts))
         graph = transfers.stage_graph()
         pairs = {(link.source, link.target) for link in graph.links}
         pairs |= {(tie.owner, tie.reader) for tie in graph.ties}
@@ -129,6 +129,28 @@ class PipelineCostModel:
         """Simulate a step, whose ranks ask for tensors as early as programs do."""
         costs = [stage.cost for stage in self.stages]
         return simulate(self.tasks(schedule), costs, self.network, RECEIVE_AHEAD)
+
+
+def _beside(
+    cluster: Cluster, own: Sequence[Sequence[int]], parts: Sequence[Cluster]
+) -> list[Cluster]:
+    """Of each actor its ranks, and those of the actors with which it shares machines, rank by rank
+    of each: their collectives share links. An actor within one machine has the links to itself.
+
+    Args:
+        own: the ranks of each actor.
+        parts: the machines that these are.
+    """
+    machines = [{cluster.machines[rank] for rank in group} for group in own]
+    found = []
+    for actor, used in enumerate(machines):
+        near = [a for a, others in enumerate(machines) if a != actor and used & others]
+        if len(used) == 1 or not near:
+            found.append(parts[actor])
+        else:
+            each = zip(*(own[a] for a in (actor, *near)), strict=True)
+            found.append(cluster.part([rank for ranks in each for rank in ranks]))
+    return found
 
 
 def _by_stage(task: Task) -> tuple[bool, int, int]:

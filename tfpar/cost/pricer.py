@@ -77,11 +77,12 @@ class Pricer:
 
     Attributes:
         ranks: the mesh whose axes collectives go over.
+        linked: the machines of these ranks.
     """
 
     def __init__(self, mesh: Mesh, cluster: Cluster, roles: Roles) -> None:
         self.mesh = self.ranks = mesh
-        self.cluster = cluster
+        self.cluster = self.linked = cluster
         self.roles = roles
         self.trains = BACKWARD in roles.phase.values()
         self._op_seconds: dict[tuple[OpRule, Decision, bool, InKernel | None], float] = {}
@@ -199,7 +200,7 @@ class Pricer:
         key = kind, axes, num_bytes
         seconds = self._collective_seconds.get(key)
         if seconds is None:
-            seconds = collective_seconds(*key, self.ranks, self.cluster)
+            seconds = collective_seconds(*key, self.ranks, self.linked)
             self._collective_seconds[key] = seconds
         return seconds
 
@@ -389,7 +390,7 @@ class Pricer:
         compute = forward, backward, update
         (forward, backward, update), count = self.wait(terms)
         hideable = self.cluster.overlap * compute[BACKWARD]
-        packed = best_buckets(terms, hideable, self.ranks, self.cluster)
+        packed = best_buckets(terms, hideable, self.ranks, self.linked)
         waiting = forward, backward, update + packed.after_s
         seconds = sum(compute) + sum(waiting) + packed.exposed_s + self.cluster.step_s
         return Cost(

@@ -60,7 +60,10 @@ class StageCostBreakdown:
 
 
 def stage_prices(
-    transfers: StageTransfers, clusters: Sequence[Cluster], recompute: bool = False
+    transfers: StageTransfers,
+    clusters: Sequence[Cluster],
+    recompute: bool = False,
+    beside: Sequence[Cluster] = (),
 ) -> list[StageCostBreakdown]:
     """Price each stage.
 
@@ -68,10 +71,16 @@ def stage_prices(
         transfers: of the step.
         clusters: the part of the machines that each actor is.
         recompute: the backward pass of a stage runs its forward pass again.
+        beside: of each actor its ranks and those of others that share its links, rank by rank of
+            each; by default its own alone.
     """
     step = transfers.step
-    pricers = [OneMicrobatch(step.laid.mesh, clusters[a], step.roles) for a in transfers.actors]
-    stages = [_TaskTerms(step, pricer) for pricer in pricers]
+    stages = []
+    for actor in transfers.actors:
+        pricer = OneMicrobatch(step.laid.mesh, clusters[actor], step.roles)
+        if beside:
+            pricer.share_links(beside[actor])
+        stages.append(_TaskTerms(step, pricer))
     for communication in step.laid.communications(step.roles.wire_dtypes):
         stages[step.stage[communication.op]].add(communication)
     for stage, terms in enumerate(stages):
@@ -145,7 +154,7 @@ def _price(step: TaskPartition, tasks: _TaskTerms, memory: StageMemory) -> Stage
     waiting: dict[str, float] = {kind: waited[_PHASE[kind]] for kind, (waited, _) in waits.items()}
     count = sum(starts for _, starts in waits.values())
     total = functools.reduce(operator.add, tasks.of.values())
-    packed = best_buckets(total, 0.0, pricer.ranks, pricer.cluster)
+    packed = best_buckets(total, 0.0, pricer.ranks, pricer.linked)
     waiting["U"] += packed.after_s
     if memory.recompute:
         compute["I"] += compute["F"]

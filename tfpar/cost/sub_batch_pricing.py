@@ -27,6 +27,16 @@ class SubBatchPricer(Pricer):
         super().__init__(mesh, cluster, roles)
         self.ranks = mesh.without_last_axis() if ranks is None else ranks
 
+    def share_links(self, beside: Cluster) -> None:
+        """Have collectives go over links that other actors use at the same time.
+
+        Args:
+            beside: the ranks of all these actors, rank by rank of each, its own first.
+        """
+        if beside.size > self.ranks.size:
+            self.ranks = self.ranks.with_axis("actors beside", beside.size // self.ranks.size)
+            self.linked = beside
+
     def alike(self, *specs: Spec) -> int:
         found = super().alike(*specs)
         if self.cluster.one_memory and all(isinstance(spec[-1], Replicate) for spec in specs):

@@ -11,13 +11,19 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tfpar.cluster.description import Cluster, Device
 from tfpar.constraints.stages import least_stages
 from tfpar.pipeline import AUTO, Pipeline
-from tfpar.planning.candidates import Candidate, Order, Proposal
+from tfpar.planning.candidates import (
+    BestSchedule,
+    Candidate,
+    Order,
+    OtherMicrobatches,
+    Proposal,
+)
 from tfpar.planning.drive import SearchResult
 from tfpar.planning.inter_op.enumerate_pipelines import (
     MOST,
@@ -25,7 +31,7 @@ from tfpar.planning.inter_op.enumerate_pipelines import (
     numbers_of_stages,
     reason_of,
 )
-from tfpar.planning.inter_op.placing import Placing
+from tfpar.planning.inter_op.placing import Placing, Proposing
 from tfpar.planning.inter_op.three_d.from_step import LaidOut, step_table
 from tfpar.planning.inter_op.three_d.problem import StrategyProblem
 from tfpar.planning.inter_op.three_d.searches import Ranked, best_of_kinds, ranked_strategies
@@ -36,10 +42,24 @@ from tfpar.planning.objective import UNCERTAINTY
 from tfpar.planning.request import PlanRequest
 from tfpar.planning.step_search import StepEvaluator, StepSearch
 from tfpar.plans import RejectedCandidate
+from tfpar.plans.equivalence import execution_key
 from tfpar.spec import MemoryLimitError, PlanError, ScheduleError, SpecError, TfparError
+from tfpar.spec.quantities import format_seconds
 
-FINALISTS = 4
-"""Number of strategies that are planned and priced in full."""
+FINALISTS = 3
+"""How many strategies are planned and priced in full, whatever their number of stages; and the best
+of each other number, as schedules are picked later, and gain more the more stages there are."""
+
+MAX_TABLE_RATIO = 2.0
+"""How many times as long as the best plan so far a step may take by the table for a strategy to be
+planned."""
+
+MAX_PLAN_RATIO = 1.5
+"""How many times as long as in the best plan so far a step may take in one for other numbers of
+microbatches to be looked at."""
+
+FEW_LAYERS = 2
+"""Layers for each stage below which the table says little of stages."""
 
 Degrees = tuple[int, int]
 """Copies of a stage, and ranks that its weights may be split over."""
@@ -52,7 +72,7 @@ class StrategyPipeline(NamedTuple):
         pipeline: None: no stages, one microbatch.
         ranks: of its actors; none: all in their order.
         meshes: the logical meshes of a stage to choose from; none: all.
-        seconds: of a step by the table; infinite if that was not asked.
+        seconds: of a step by the table; infinite if that was not asked, or says little.
     """
 
     pipeline: Pipeline | None
@@ -81,22 +101,92 @@ class StrategySearch(Placing):
         self._errors: list[TfparError] = []
 
     def proposals(self) -> Iterator[Proposal]:
-        for one in propose(self._search, self._request, self._asked):
-            try:
-                candidate = yield from self.place(one.pipeline, one.ranks, one.meshes)
-            except (PlanError, ScheduleError, SpecError) as error:
-                self._errors.append(error)
-                self._lost.append(RejectedCandidate(_name(one), None, reason_of(error)))
-                continue
-            if candidate.plan.cost is None:
-                raise PlanError(
-                    f"Planner {candidate.plan.planner!r} says nothing of what its plans cost, by "
-                    f"which pipelines are compared. Give a tap.Pipeline with stages and "
-                    f"microbatches instead."
-                )
-            self._found.append(candidate)
+        if self._search.batch_size is None:
+            raise PlanError(
+                f"search={self._asked.search!r} cuts a batch whose size is known beforehand, and "
+                f"this one's is not. Give a fixed batch size, or leave out search=."
+            )
+        for one in self._strategies():
+            yield from self._plan(one)
         if not self._found:
             raise min(self._errors, key=_needed)
+
+    def _strategies(self) -> Iterator[StrategyPipeline]:
+        """Yield all of them, until there are none, for whichever reason."""
+        try:
+            yield from propose(self._search, self._request, self._asked)
+        except PlanError as error:
+            self._lose("strategies with stages", error)
+
+    def _lose(self, name: str, error: TfparError) -> None:
+        self._errors.append(error)
+        self._lost.append(RejectedCandidate(name, None, reason_of(error)))
+
+    def _plan(self, one: StrategyPipeline) -> Iterator[Proposal]:
+        """Plan and price a strategy, unless the table says that it is far from the best so far.
+
+        Raises:
+            PlanError: the planner does not price its plans.
+        """
+        best_s = min((found.seconds for found in self._found), default=math.inf)
+        if MAX_TABLE_RATIO * best_s < one.seconds < math.inf:
+            why = f"not planned: by its layers a step takes {format_seconds(one.seconds)}"
+            self._lost.append(RejectedCandidate(_name(one), None, why))
+            return
+        try:
+            candidate = yield from self.place(one.pipeline, one.ranks, one.meshes)
+        except (PlanError, ScheduleError, SpecError) as error:
+            self._lose(_name(one), error)
+            return
+        if candidate.plan.cost is None:
+            raise PlanError(
+                f"Planner {candidate.plan.planner!r} says nothing of what its plans cost, by which "
+                f"pipelines are compared. Give a tap.Pipeline with stages and microbatches instead."
+            )
+        if candidate.plan.stages is not None and candidate.seconds <= MAX_PLAN_RATIO * best_s:
+            candidate = yield from self._in_best_microbatches(candidate)
+        key = execution_key(candidate.plan)
+        if all(execution_key(other.plan) != key for other in self._found):
+            self._found.append(candidate)  # layouts may differ that the planner makes the same of
+
+    def _in_best_microbatches(self, candidate: Candidate) -> Proposing:
+        """Try a candidate with stages in twice or half as many microbatches, as long as that is
+        faster.
+
+        The table says what microbatches take in 1F1B, and not what they do in the schedule that
+        suits them best.
+        """
+        best = candidate
+        for factor in (2, 0.5):
+            count = candidate.plan.microbatches * factor
+            while count >= 1 and count == int(count):
+                other = yield from self._in_microbatches(best, int(count))
+                if other is None or other.seconds >= best.seconds:
+                    break
+                best, count = other, count * factor
+            if best is not candidate:
+                break
+        return best
+
+    def _in_microbatches(
+        self, candidate: Candidate, microbatches: int
+    ) -> Generator[Proposal, None, Candidate | None]:
+        """Try a candidate with stages in so many microbatches, in the schedule that suits these
+        best; None if they do not come out even, or it does not run or fit so."""
+        plan = candidate.plan
+        assert plan.stages is not None, "a plan with stages"
+        parts = plan.mesh.group_size(tuple(map(plan.mesh.axis, plan.batch_axes)))
+        if (self._search.batch_size or 1) % (microbatches * parts):
+            return None
+        pipeline = Pipeline(plan.stages.num_actors, microbatches, recompute=plan.stages.recompute)
+        try:
+            found = yield from self.propose(OtherMicrobatches(candidate, pipeline))
+            if found is not None:
+                found = yield from self.propose(BestSchedule(found))
+        except (PlanError, ScheduleError):
+            return None
+        limit = self._request.cluster.device.memory_bytes
+        return found if found is not None and found.plan.fits(limit) else None
 
     def result(self) -> SearchResult | None:
         """Return the fastest, without stages if predictions cannot tell that the fastest is
@@ -123,14 +213,10 @@ def propose(
     `StrategySearch`.
 
     Raises:
-        PlanError: the size of the batch is not known.
+        PlanError: no strategy comes out even; a MemoryLimitError if none fits by the table.
     """
     batch_size = search.batch_size
-    if batch_size is None:
-        raise PlanError(
-            f"search={asked.search!r} cuts a batch whose size is known beforehand, and this one's "
-            f"is not. Give a fixed batch size, or leave out search=."
-        )
+    assert batch_size is not None, "a batch that can be cut"
     least = least_stages(request.constraints)
     if least == 1:
         yield StrategyPipeline(None)
@@ -143,19 +229,25 @@ def propose(
     table = step_table(plans, batch_size, most, cluster, shards=not cluster.one_memory)
     model = StrategyProblem(table, cluster, batch_size, most_virtual=8 if least == 1 else 1)
     with request.progress.at(f"{asked.search} search of strategies", request.budget.seconds):
-        try:
-            ranked = ranked_strategies(
-                model,
-                asked.search,
-                seed=asked.seed,
-                seconds=request.budget.seconds or math.inf,
-                progress=request.progress.priced,
-            )
-        except PlanError:  # nothing fits, or comes out even: no stages are all there is
-            return
-    finalists = (one for one in best_of_kinds(ranked) if not _is_plain(one.strategy, batch_size))
-    for one in itertools.islice(finalists, FINALISTS):
+        ranked = ranked_strategies(
+            model,
+            asked.search,
+            seed=asked.seed,
+            seconds=request.budget.seconds or math.inf,
+            progress=request.progress.priced,
+        )
+    for one in _finalists(ranked, batch_size):
         yield _pipeline_of(one, plans, batch_size)
+
+
+def _finalists(ranked: Sequence[Ranked], batch_size: int) -> list[Ranked]:
+    """Return those that are worth planning, the fastest first."""
+    kinds = [one for one in best_of_kinds(ranked) if not _is_plain(one.strategy, batch_size)]
+    of_each: dict[int, Ranked] = {}
+    for one in kinds:
+        of_each.setdefault(one.strategy.actors, one)
+    chosen = [*kinds[:FINALISTS], *of_each.values()]
+    return [one for one in kinds if one in chosen]
 
 
 def plans_of_layouts(search: StepSearch, request: PlanRequest) -> dict[Degrees, LaidOut]:
@@ -194,10 +286,13 @@ def _pipeline_of(
         strategy.virtual if strategy.virtual > 1 else None,
         recompute=strategy.memory.recompute,
     )
+    # Plans may cut layers, too, which counts for much where a stage has hardly more than one.
+    is_coarse = sum(strategy.counts) < FEW_LAYERS * strategy.stages
+    seconds = math.inf if is_coarse else ranked.seconds
     stages = (sorted(strategy.stage(actor)) for actor in range(strategy.actors))
     ranks = tuple(itertools.chain.from_iterable(stages))
     in_order = ranks == tuple(range(strategy.size))
-    return StrategyPipeline(pipeline, () if in_order else ranks, meshes, ranked.seconds)
+    return StrategyPipeline(pipeline, () if in_order else ranks, meshes, seconds)
 
 
 def _is_plain(strategy: Strategy3D, batch_size: int) -> bool:

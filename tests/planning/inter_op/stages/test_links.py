@@ -38,6 +38,20 @@ def test_where_a_link_keeps_the_step_stages_take_more():
     assert max(found.seconds) <= found.most_seconds
 
 
+def test_a_unit_longer_than_a_stage_keeps_what_reads_much_of_it():
+    """The head alone takes longer than a stage should: what it sends need not leave it for that."""
+    blocks = [Unit(f"block {i}", 1.0) for i in range(4)]
+    flows = [Flow(i, (i + 1,), 8.0) for i in range(4)]
+    graph = UnitGraph(
+        (*blocks, Unit("head", 6.0), Unit("loss", 0.5)), (*flows, Flow(4, (5,), 8000.0))
+    )
+    *_, head, loss = assign(graph, 4).stages
+    assert head != loss
+    four = StageLinks(between(100.0, 4), (0, 1, 2, 3), 1, 4)
+    *_, head, loss = assign(graph, 4, links=four).stages
+    assert head == loss == 3
+
+
 def test_no_limit_is_loosened_in_vain():
     """Where all cuts are as wide, the one that takes alike is used."""
     wide = UnitGraph(LOGITS.units, tuple(Flow(i, (i + 1,), 8000.0) for i in (0, 1)))

@@ -85,4 +85,4 @@ def test_what_does_not_fit_is_computed_again():
     alone = asked(None)
     whole = estimate_relaxed(alone, TapPlanner(), None, {alone.cluster: 1})
     assert whole.seconds == fastest_plan(alone, TapPlanner()).cost.seconds
-    assert math.isfinite(whole.stored) and whole.fits
+    assert math.isfinite(whole.memory_fraction) and whole.fits

@@ -19,7 +19,7 @@ from tfpar.planning.inter_op.three_d.evaluation import Evaluation, lower_bound
 from tfpar.planning.inter_op.three_d.exhaustive import exhaustive
 from tfpar.planning.inter_op.three_d.memory import stored_bytes
 from tfpar.planning.inter_op.three_d.problem import StrategyProblem
-from tfpar.planning.inter_op.three_d.search import search_strategies
+from tfpar.planning.inter_op.three_d.searches import find
 from tfpar.planning.inter_op.three_d.space import StrategySpace
 from tfpar.planning.inter_op.three_d.strategy import MemoryOptions, Strategy3D
 from tfpar.spec import ArgumentError, MemoryLimitError, PlanError
@@ -105,7 +105,7 @@ def test_layers_with_experts_have_times_of_their_own_for_each_degree():
     for degree in (1, 2, 4):
         found = Strategy3D(4, 1, 1, (2,), experts=degree)
         assert simulate_strategy(given, found).seconds == pytest.approx(2 * (3 + 12 / degree))
-    assert search_strategies(given).best.strategy.experts == 4
+    assert find(given).best.strategy.experts == 4
     with pytest.raises(PlanError, match="'sparse' have no time .* microbatches of 1, experts over"):
         analytic_seconds(
             dataclasses.replace(given, cluster=cluster(("fast", 8, 1.0, 1.0))),
@@ -119,7 +119,7 @@ def test_experts_are_spread_where_they_do_not_fit():
     given = model(experts, on=small, fixed_bytes=100.0, gradient_bytes=20.0)
     assert max(stored_bytes(given, Strategy3D(4, 1, 1, (4,)))) > 170
     assert any(degrees.experts == 4 for degrees in StrategySpace(given).degrees)
-    assert search_strategies(given).best.simulated_s <= min(
+    assert find(given).best.simulated_s <= min(
         simulate_strategy(given, one).seconds for one in megatron(given)
     )
     assert megatron(given)[0].experts == 4

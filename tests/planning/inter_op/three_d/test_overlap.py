@@ -12,7 +12,7 @@ from tfpar.planning.inter_op.three_d.assign import overlap_gradient_sums
 from tfpar.planning.inter_op.three_d.cost_model import analytic_seconds, simulate_strategy
 from tfpar.planning.inter_op.three_d.evaluation import Evaluation, lower_bound
 from tfpar.planning.inter_op.three_d.problem import StrategyProblem
-from tfpar.planning.inter_op.three_d.search import search_strategies
+from tfpar.planning.inter_op.three_d.searches import find
 from tfpar.planning.inter_op.three_d.space import StrategySpace
 from tfpar.planning.inter_op.three_d.strategy import MemoryOptions, OverlapOptions, Strategy3D
 
@@ -78,7 +78,7 @@ def test_gradients_are_not_overlapped_where_starting_a_sum_takes_longer():
     for on, gradients in [(PAIR, True), (far, False)]:
         given = model(on, gradient_bytes=30.0)
         assert overlap_gradient_sums(given, plain).overlap.gradients == gradients
-        assert search_strategies(given).best.strategy.overlap.gradients in (gradients, False)
+        assert find(given).best.strategy.overlap.gradients in (gradients, False)
 
 
 def test_transfers_that_are_not_overlapped_keep_their_sender():
@@ -103,9 +103,7 @@ def test_nothing_hides_behind_less_than_itself():
 
 def test_on_machines_that_do_nothing_beside_sending_nothing_is_overlapped():
     still = dataclasses.replace(PAIR, overlap=0.0)
-    strategies = [
-        priced.strategy for priced in search_strategies(model(still, sent_bytes=5.0)).finalists
-    ]
+    strategies = [priced.strategy for priced in find(model(still, sent_bytes=5.0)).finalists]
     chosen = [s for s in strategies if s.stages > 1]
     assert any(not strategy.overlap.transfers for strategy in chosen)
     assert all(not strategy.overlap.gradients for strategy in strategies)

@@ -19,7 +19,7 @@ from tfpar.planning.inter_op.three_d.evaluation import Evaluation, lower_bound
 from tfpar.planning.inter_op.three_d.exhaustive import exhaustive
 from tfpar.planning.inter_op.three_d.memory import fits
 from tfpar.planning.inter_op.three_d.problem import StrategyProblem
-from tfpar.planning.inter_op.three_d.search import search_strategies
+from tfpar.planning.inter_op.three_d.searches import find
 from tfpar.planning.inter_op.three_d.space import ParallelDegrees, StrategyPoint, StrategySpace
 from tfpar.spec import MemoryLimitError, PlanError
 
@@ -80,7 +80,7 @@ def test_what_is_found_is_never_worse_than_megatron_s_heuristic(seeds):
         model = some(seed)
         theirs = [simulate_strategy(model, strategy).seconds for strategy in megatron(model)]
         if theirs:
-            ours = search_strategies(model, seed=seed, iterations=20).best
+            ours = find(model, seed=seed, iterations=20).best
             assert ours.simulated_s <= min(theirs)
             assert fits(model, ours.strategy)
             better += ours.simulated_s < 0.99 * min(theirs)
@@ -111,7 +111,7 @@ def test_the_same_seed_finds_the_same():
 
 def test_searches_say_what_they_are_at():
     model = some(10)
-    for search in (search_strategies, anneal, exhaustive, random_search):
+    for search in (find, anneal, exhaustive, random_search):
         told = []
         found = search(model, progress=lambda what, priced, told=told: told.append((what, priced)))
         assert [priced for _, priced in told] == [*range(1, found.evaluated + 1)]
@@ -157,10 +157,10 @@ def test_what_does_not_fit_is_computed_again():
     """Only then: it takes longer."""
     on = cluster(("fast", 2, 100.0, 10.0), memory_bytes=130.0)
     small = equal_layers(4, {"fast": 1.0}, fixed_bytes=40.0, kept_bytes=30.0, input_bytes=1.0)
-    found = search_strategies(StrategyProblem(small, on, 8)).best.strategy
+    found = find(StrategyProblem(small, on, 8)).best.strategy
     assert found.memory.recompute
     large = dataclasses.replace(on, nodes=cluster(("fast", 2, 100.0, 10.0)).nodes)
-    assert not search_strategies(StrategyProblem(small, large, 8)).best.strategy.memory.recompute
+    assert not find(StrategyProblem(small, large, 8)).best.strategy.memory.recompute
 
 
 def test_slots_are_sharded_where_weights_are_less_than_gradients():
@@ -198,7 +198,7 @@ def test_machines_follow_in_any_order_of_their_kinds():
 def test_slow_devices_get_fewer_layers_and_alpa_does_not_see_it():
     on = cluster(*[("fast", 1, 1.0, 100.0)] * 2, *[("slow", 1, 1.0, 100.0)] * 2)
     model = StrategyProblem(equal_layers(8, {"fast": 3.0, "slow": 1.0}, gradient_bytes=1e4), on, 8)
-    best = search_strategies(model).best
+    best = find(model).best
     slowest = max(range(best.strategy.stages), key=lambda s: best.strategy.stage(s)[-1])
     assert best.strategy.counts[slowest] < 8 / best.strategy.stages
     assert best.simulated_s < simulate_alpa(model, alpa(model)).seconds
@@ -214,7 +214,7 @@ def test_megatron_takes_the_smallest_product_that_holds_the_model():
 def test_a_table_without_the_cluster_s_devices_has_no_strategy():
     on = cluster(("other", 2, 1.0, 1.0))
     with pytest.raises(PlanError, match="No strategy: the table has no times"):
-        search_strategies(StrategyProblem(equal_layers(4, {"fast": 1.0}), on, 8))
+        find(StrategyProblem(equal_layers(4, {"fast": 1.0}), on, 8))
 
 
 def test_a_point_says_all_but_the_layers():
@@ -251,6 +251,6 @@ def test_a_point_says_all_but_the_layers():
 def test_what_fits_nowhere_says_by_how_much_and_what_would_help(fields, message, needed):
     on = cluster(("fast", 2, 100.0, 10.0), memory_bytes=60.0)
     with pytest.raises(MemoryLimitError, match=message) as error:
-        search_strategies(StrategyProblem(equal_layers(4, {"fast": 1.0}, **fields), on, 8))
+        find(StrategyProblem(equal_layers(4, {"fast": 1.0}, **fields), on, 8))
     assert math.isfinite(error.value.needed_bytes)
     assert needed is None or error.value.needed_bytes == pytest.approx(needed)

@@ -11,6 +11,7 @@ is used.
 
 Balanced stages may have to be cut where much is sent. If a link then takes longer than any stage
 computes (`links`), the balance is relaxed, and the assignment with the shortest step is used.
+Where a unit alone takes longer than a stage should, what follows it may then stay with it.
 """
 
 from __future__ import annotations
@@ -136,9 +137,10 @@ def assign(
     for looser in LOOSER:
         if not links.is_link_bound(graph, best.stages, paces):
             break
-        # Where a unit alone takes longer than that, what follows it may still stay with it.
-        most = max(average * (1 + looser), slowest * (1 + tolerance))
-        least = average * (1 - looser)
+        most, least = average * (1 + looser), average * (1 - looser)
+        if slowest > most:  # a unit alone takes longer, and leaves the others less than the average
+            most = slowest * (1 + tolerance)
+            least = min(least, *graph.stage_seconds(start, paces))
         found = minimize_chain_traffic(graph, bounds, most, paces, rooms, least)
         if found is not None and (rooms is None or rooms.have_room(graph, found)):
             other = _assignment(graph, found, paces, most, 0.0 if chain else math.inf)

@@ -39,6 +39,8 @@ class StrategySearchResult:
     Attributes:
         best: the strategy that is fastest as simulated.
         finalists: all that were simulated, the fastest first.
+        others: all that were priced and fit, but were not simulated, those with the least bound
+            first.
         evaluated: how many points were priced.
         complete: every point was simulated, or cannot be better than the best one.
     """
@@ -47,6 +49,7 @@ class StrategySearchResult:
     finalists: tuple[StrategyCandidate, ...]
     evaluated: int
     complete: bool = False
+    others: tuple[StrategyCandidate, ...] = ()
 
 
 class Evaluation:
@@ -134,7 +137,8 @@ class Evaluation:
             if (seconds := self._simulated.get(priced.strategy)) is not None
         }
         ordered = tuple(sorted(finalists.values(), key=lambda priced: priced.simulated_s))
-        return StrategySearchResult(ordered[0], ordered, len(self.found), complete)
+        others = tuple(priced for priced in ranked if priced.strategy not in finalists)
+        return StrategySearchResult(ordered[0], ordered, len(self.found), complete, others)
 
     def _simulate(self, priced: StrategyCandidate) -> float:
         if priced.strategy not in self._simulated:

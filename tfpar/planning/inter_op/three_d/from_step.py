@@ -239,7 +239,9 @@ class _Counted:
         for layer in range(self.step.num_stages):
             prices = {name: of[layer] for name, of in by_device.items()}
             stored = next(iter(prices.values()))
-            working = stored.cost.working_bytes
+            kept, working = stored.cost.kept_bytes, stored.cost.working_bytes
+            # By the update nothing is kept any more.
+            most = max(working["F"], working["B"], working["U"] - kept)
             sums, gathers = self.sums[layer], self.gathers[layer]
             fixed = stored.cost.fixed_bytes
             if layout.shard_slots:
@@ -262,8 +264,8 @@ class _Counted:
                     {name: price.compute_s["U"] for name, price in prices.items()},
                     layout.data,
                     fixed,
-                    stored.cost.kept_bytes,
-                    max(working.get(kind, 0.0) for kind in "FBU"),
+                    kept,
+                    most,
                     self.sent[layer],
                     self.returned[layer],
                 )

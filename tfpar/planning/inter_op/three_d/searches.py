@@ -6,18 +6,22 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from tfpar.planning.inter_op.three_d.anneal import anneal
+from tfpar.planning.inter_op.three_d.anneal import ITERATIONS, anneal
 from tfpar.planning.inter_op.three_d.baselines import alpa, megatron, random_search
 from tfpar.planning.inter_op.three_d.cost_model import simulate_strategy
 from tfpar.planning.inter_op.three_d.evaluation import StrategySearchResult
 from tfpar.planning.inter_op.three_d.exhaustive import exhaustive
 from tfpar.planning.inter_op.three_d.problem import StrategyProblem
+from tfpar.planning.inter_op.three_d.space import StrategySpace
 from tfpar.planning.inter_op.three_d.strategy import Strategy3D
 from tfpar.planning.problem import Progress
 
+FEW = 2000
+"""Points that are priced in seconds."""
+
 
 class Ranked(NamedTuple):
-    """A strategy, and the seconds that a step is simulated to take."""
+    """A strategy, and the seconds that a step is simulated to take, or takes at least."""
 
     strategy: Strategy3D
     seconds: float
@@ -54,7 +58,9 @@ def ranked_strategies(
     else:
         starts = megatron(model)
         found = anneal(model, seed=seed, seconds=seconds, starts=starts, progress=progress)
-    return [Ranked(priced.strategy, priced.simulated_s) for priced in found.finalists]
+    ranked = [Ranked(priced.strategy, priced.simulated_s) for priced in found.finalists]
+    ranked += [Ranked(priced.strategy, priced.bound_s) for priced in found.others]
+    return sorted(ranked, key=lambda one: one.seconds)
 
 
 def _simulated(model: StrategyProblem, strategies: Iterable[Strategy3D]) -> list[Ranked]:
@@ -72,3 +78,31 @@ def best_of_kinds(ranked: Iterable[Ranked]) -> Iterator[Ranked]:
         if (degrees, strategy.ranks) not in seen:
             seen.add((degrees, strategy.ranks))
             yield one
+
+
+def find(
+    model: StrategyProblem,
+    *,
+    seed: int = 0,
+    iterations: int = ITERATIONS,
+    seconds: float = math.inf,
+    progress: Progress | None = None,
+) -> StrategySearchResult:
+    """The strategy that takes least as simulated, of those that searches come upon.
+
+    Megatron's heuristic is among what is simulated: what is found is never worse.
+
+    Args:
+        seconds: after which the search ends with what it has. The same seed finds the same as long
+            as it does not end so.
+        progress: is told of each point that is priced: (degrees, points priced so far).
+
+    Raises:
+        PlanError: there is none; a MemoryLimitError if none fits.
+    """
+    starts = megatron(model)
+    if StrategySpace(model).num_points <= FEW:
+        return exhaustive(model, seconds=seconds, starts=starts, progress=progress)
+    return anneal(
+        model, seed=seed, iterations=iterations, seconds=seconds, starts=starts, progress=progress
+    )
