@@ -5,10 +5,8 @@ import numpy as np
 from tests.propagation.by_hand import FLOAT, GRID, PAIR, ByHand, before, begun, passed
 from tfpar.propagation.decide import OpStrategy
 from tfpar.propagation.factors import WHOLE
-from tfpar.propagation.generated_dims import split_generated
-from tfpar.propagation.open_weights import split_opened
 from tfpar.propagation.partitioned_graph import Decision
-from tfpar.propagation.rule_decision import decide_by_rule
+from tfpar.propagation.rule_decision import decide_by_rule, split_generated, split_opened
 from tfpar.spec import parse_spec
 
 # --- dims that an op makes of nothing ---------------------------------------------------------

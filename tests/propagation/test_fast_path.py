@@ -3,7 +3,7 @@
 import pytest
 
 from tests.propagation.by_hand import GRID, PAIR, ByHand, begun, moves
-from tfpar.propagation.fast_path import make_fast_path
+from tfpar.propagation.engine import make_fast_path
 from tfpar.propagation.step import visit
 from tfpar.spec import parse_spec
 

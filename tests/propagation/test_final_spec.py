@@ -3,8 +3,7 @@
 import pytest
 
 from tests.propagation.by_hand import FLOAT, GRID, PAIR, ByHand, begun
-from tfpar.propagation.final_spec import choose_final_spec, resolved_spec
-from tfpar.propagation.own_splits import ends_at_weight
+from tfpar.propagation.final_spec import choose_final_spec, ends_at_weight, resolved_spec
 from tfpar.spec import Mesh, parse_spec
 
 

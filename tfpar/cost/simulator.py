@@ -30,11 +30,10 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from tfpar.cost.flows import Flow, Flows
-from tfpar.cost.memory_tracker import MemoryTracker
 from tfpar.cost.pipeline_model import StageNetwork, StageProfile, StageRoute
-from tfpar.cost.timeline import ReductionSpan, SimulatedTimeline, TaskSpan, TransferSpan
+from tfpar.cost.timeline import ActorPeak, ReductionSpan, SimulatedTimeline, TaskSpan, TransferSpan
 from tfpar.pipeline.graph import Edge, TaskGraph
-from tfpar.pipeline.tasks import LAST
+from tfpar.pipeline.tasks import LAST, Task
 from tfpar.spec import ArgumentError
 from tfpar.spec.arguments import integer, optional
 
@@ -421,3 +420,48 @@ class _Run:
                 self._sends_more(actor, -1)
             self._memory.free(transfer.source, transfer.held)
             self._meet([transfer.reader])
+
+
+# --- Memory of the actors of a pipeline while it is simulated ---
+
+
+class MemoryTracker:
+    """Bytes that each actor holds, its peak, and every change.
+
+    Changes of one moment count together: what is freed then is not held beside what is taken.
+
+    Attributes:
+        peaks: of each actor.
+        steps: of each actor, (seconds, bytes from then on).
+    """
+
+    def __init__(self, fixed: Sequence[float]) -> None:
+        self.peaks = [ActorPeak(held, 0, None) for held in fixed]
+        self.steps: list[list[tuple[float, float]]] = [[(0, held)] for held in fixed]
+        self._held = list(fixed)
+        self._changed: dict[int, Task | None] = {}
+
+    def free(self, actor: int, num_bytes: float) -> None:
+        """Free something."""
+        if num_bytes:
+            self._held[actor] -= num_bytes
+            self._changed.setdefault(actor, None)
+
+    def take(self, actor: int, num_bytes: float, task: Task) -> None:
+        """Store more from now on, because of `task`."""
+        if num_bytes:
+            self._held[actor] += num_bytes
+            self._changed[actor] = task
+
+    def settle(self, now: float) -> None:
+        """Record the bytes of actors, once all that happens at a moment has."""
+        for actor, task in self._changed.items():
+            held = self._held[actor]
+            steps = self.steps[actor]
+            if steps[-1][0] == now:
+                steps.pop()
+            if not steps or steps[-1][1] != held:
+                steps.append((now, held))
+            if held > self.peaks[actor].num_bytes:
+                self.peaks[actor] = ActorPeak(held, now, task)
+        self._changed.clear()

@@ -25,7 +25,7 @@ import pytest
 from tests.time_limits import time_limit
 from tfpar.cli.install import add_parser
 from tfpar.jobs.install import horovod, toolchain
-from tfpar.jobs.install.build_log import BuildLog
+from tfpar.jobs.install.horovod import BuildLog
 from tfpar.jobs.install.patches import PATCHES, patch_sources
 from tfpar.jobs.install.wheel_cache import WheelFolder, WheelKey, default_cache
 from tfpar.spec import TfparError

@@ -76,7 +76,7 @@ class TestRendezvous:
     @pytest.fixture
     def server(self):
         pytest.importorskip("horovod")
-        from tfpar.jobs.launch.rendezvous import rendezvous
+        from tfpar.jobs.launch.job import rendezvous
 
         with rendezvous(allocate([Host("localhost", 2)], 2), "127.0.0.1") as made:
             yield made

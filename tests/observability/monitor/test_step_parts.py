@@ -9,9 +9,14 @@ import pytest
 from tfpar.cluster.description import Cluster, Device, Level, MeasuredCollective
 from tfpar.cluster.scaling import LinkSlowdown, scale_times, spans_nodes
 from tfpar.cost.collectives import collective_seconds, lines
-from tfpar.observability.monitor.correction import correct_cluster, measure_links
-from tfpar.observability.monitor.expectation import ExpectedCollectives
-from tfpar.observability.monitor.step_parts import DATA, WORK, StepPart, verdict
+from tfpar.observability.monitor.monitored_model import correct_cluster, measure_links
+from tfpar.observability.monitor.step_parts import (
+    DATA,
+    WORK,
+    ExpectedCollectives,
+    StepPart,
+    verdict,
+)
 from tfpar.spec import Mesh
 from tfpar.tf.runtime.ranks import Ranks
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from tests.planning.problems import Captured
-from tfpar.observability.report.name_groups import MOST_GROUPS, format_name_groups, group_names
+from tfpar.observability.report.explain import MOST_GROUPS, format_name_groups, group_names
 from tfpar.plans import plan_from_constraints
 from tfpar.spec import Mesh, PlanError
 

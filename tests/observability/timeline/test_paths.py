@@ -6,7 +6,7 @@ import pytest
 
 from tests.graphs import saved
 from tfpar.ir.roles import Roles
-from tfpar.observability.timeline.paths import Origins
+from tfpar.observability.timeline.nodes import Origins
 
 
 def origins(name: str) -> tuple[Origins, list[str], set[str]]:

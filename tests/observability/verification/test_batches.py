@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfpar as tap
-from tfpar.observability.verification.batches import batches_of
+from tfpar.observability.verification.run import batches_of
 from tfpar.spec import ArgumentError
 
 BATCHES, EPOCHS = 4, 3

@@ -5,8 +5,8 @@ import tensorflow as tf
 
 from tests.partitioned import devices
 from tfpar.spec import Mesh, Replicate, RuntimeMismatchError, Shard
-from tfpar.tf.runtime.checks import check_copies, check_placement
 from tfpar.tf.runtime.copies import PlacedVariable
+from tfpar.tf.runtime.executable import check_copies, check_placement
 from tfpar.tf.runtime.ranks import Ranks
 from tfpar.tf.variables.parallel_variable import ParallelVariable
 

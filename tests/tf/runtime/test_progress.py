@@ -9,7 +9,7 @@ import tensorflow as tf
 from tests.jobs.launch.programs import wait_until
 from tfpar.ir.graph import DType
 from tfpar.jobs.launch.beacon import TaskProgress
-from tfpar.tf.runtime.backends.progress import Progress
+from tfpar.tf.runtime.backends.process import Progress
 from tfpar.tf.runtime.function_def import FunctionWriter, serialize_attrs
 
 

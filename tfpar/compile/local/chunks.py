@@ -21,13 +21,17 @@ At last the chunks are put in order, so that one computes while another's tensor
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Hashable, Iterator, Mapping
 
-from tfpar.compile.local.chunk_writer import ChunkWriter
+import numpy as np
+
 from tfpar.compile.local.local_graph import LocalProgram, build_local_program
-from tfpar.compile.local.stagger import stagger_chunks
-from tfpar.ir.graph import Graph, Tensor
+from tfpar.compile.local.rank_local_axis import NotRepeatableError, RankLocalAxis
+from tfpar.compile.local.reshard import CHUNK, COLLECTIVE_TYPES, ONCE
+from tfpar.compile.local.sub_batch_bodies import constant_of_sub_batch
+from tfpar.ir.graph import Graph, Op, Tensor
 from tfpar.ir.order import sort_topologically
+from tfpar.ir.traits import SOURCES
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned_graph import Anchors, PartitionedGraph
 from tfpar.spec import Mesh, Replicate, Shard
@@ -141,3 +145,141 @@ def sum_before_scattering(graph: Graph, axes: tuple[int, ...]) -> None:
             op.inputs = [moved.get(t, t) for t in op.inputs]
         graph.outputs = [moved.get(t, t) for t in graph.outputs]
         graph.ops = sort_topologically(graph.ops)
+
+
+# --- Writer of a program with chunks for ranks ---
+
+
+class ChunkWriter(RankLocalAxis):
+    """Emits the ops of a program with chunks, each once for each chunk.
+
+    Attributes:
+        runs_for: the chunks for which a new op runs, where that is not all of them.
+    """
+
+    def __init__(self, program: LocalProgram) -> None:
+        super().__init__(program)
+        self.runs_for: dict[Op, frozenset[int]] = {}
+
+    def write(self, op: Op) -> None:
+        """Emit what `op` of the program becomes.
+
+        Raises:
+            NotRepeatableError: it must not run once for each chunk.
+        """
+        self.build.name = op.name
+        if op.type == "Placeholder":
+            self.write_source(op)
+        elif self.meets(op):
+            self.write_crossing(op)
+        else:
+            self._clone(op)
+
+    def _clone(self, op: Op) -> None:
+        """Once for each chunk, or for several that would run it on the same tensors."""
+        groups: dict[Hashable, list[int]] = {}
+        for chunk in range(self.parts):
+            groups.setdefault(self._key(op, chunk), []).append(chunk)
+        if len(groups) > 1 and self.repetition.has_effects(op):
+            raise NotRepeatableError(op)
+        made: list[Op] = [op] * self.parts
+        for members in groups.values():
+            clone = self._emit(op, members[0], alone=len(groups) == 1)
+            if len(groups) > 1:
+                self.runs_for[clone] = frozenset(members)
+            before = (self.ops[c][chunk] for c in op.control for chunk in members)
+            clone.control = list(dict.fromkeys(before))
+            for chunk in members:
+                made[chunk] = clone
+        self.ops[op] = made
+        for i, tensor in enumerate(op.outputs):
+            self.tensors[tensor] = [clone.outputs[i] for clone in made]
+
+    def _key(self, op: Op, chunk: int) -> Hashable:
+        """Equal for chunks that `op` runs for once."""
+        if op.type == "RankConst":
+            return tuple(
+                np.asarray(v).tobytes() for v in constant_of_sub_batch(op, chunk, self.parts)
+            )
+        if ONCE in op.attrs or self.repetition.writes(op):
+            return None  # chunks hold the same, even where each has computed it
+        inputs = tuple(self.tensors[t][chunk] for t in op.inputs)
+        return inputs, chunk if self.repetition.bodies.differ(op) else None
+
+    def _emit(self, op: Op, chunk: int, alone: bool) -> Op:
+        name = f"{op.name}/chunk{chunk}" if chunk else op.name
+        outputs = [(t.shape, t.dtype) for t in op.outputs]
+        if op.type == "RankConst":
+            values = constant_of_sub_batch(op, chunk, self.parts)
+            return self.build.per_rank(values, op.outputs[0].dtype).op
+        attrs = self.repetition.bodies.attrs(op, chunk)
+        if not alone and op.type in COLLECTIVE_TYPES:
+            attrs = {**attrs, CHUNK: chunk}
+        inputs = [self.tensors[t][chunk] for t in op.inputs]
+        return self.build.emit(op.type, inputs, outputs, attrs, name, stateful=op.stateful)
+
+
+# --- The order of chunks ---
+#
+# An *interval* is what a chunk computes between two collectives. Here are two products in two
+# chunks; each result of the first product is added up over ranks:
+#
+#     interval 0            collective             interval 1
+#     x0 = a0 @ w           s0 = AllReduce(x0)     y0 = s0 @ v        chunk 0
+#     x1 = a1 @ w           s1 = AllReduce(x1)     y1 = s1 @ v        chunk 1
+#
+# Nothing in the graph says whether `x1` is computed before `x0`, after it, or at the same time. An
+# op that begins an interval of a chunk is therefore made to wait for what the chunk before it hands
+# to collectives in the same interval: `x1` gets a control edge from `x0`. So `x0` is done first,
+# and `s0` is on its way while `x1` is computed.
+
+_UNORDERED = SOURCES.union(COLLECTIVE_TYPES)
+"""Op types that backends give no control edges."""
+
+
+def stagger_chunks(graph: Graph, runs_for: Mapping[Op, frozenset[int]], chunks: int) -> None:
+    """Add control edges between the chunks of `graph`, in place.
+
+    No edge closes a cycle: along every edge (interval, first chunk) does not decrease, and along a
+    new one it increases.
+
+    Args:
+        runs_for: the chunks for which an op runs, where these are not all `chunks`.
+    """
+    everyone = frozenset(range(chunks))
+    here = {op: runs_for.get(op, everyone) for op in graph.ops}
+    intervals = _intervals(graph, here)
+    sent: dict[tuple[int, int], list[Op]] = {}  # by interval and chunk, what collectives carry
+    for op in runs_for:
+        for maker in (t.op for t in op.inputs if op.type in COLLECTIVE_TYPES):
+            if maker in runs_for and maker.type not in _UNORDERED:
+                sent.setdefault((intervals[maker], min(here[maker])), []).append(maker)
+    for op in runs_for:
+        chunk = min(here[op])
+        if op.type not in _UNORDERED and not any(
+            intervals[b] == intervals[op] and min(here[b]) == chunk
+            for b in _before(op)
+            if b.type not in _UNORDERED
+        ):
+            before = sent.get((intervals[op], chunk - 1), ())
+            op.control = list(dict.fromkeys((*op.control, *before)))
+    graph.ops = sort_topologically(graph.ops)
+
+
+def _intervals(graph: Graph, here: Mapping[Op, frozenset[int]]) -> dict[Op, int]:
+    """Count the collectives, and other meetings of chunks, that precede each op."""
+    intervals: dict[Op, int] = {}
+    for op in graph.ops:
+        intervals[op] = max(
+            (
+                intervals[b] + (b.type in COLLECTIVE_TYPES or not here[op] <= here[b])
+                for b in _before(op)
+            ),
+            default=0,
+        )
+    return intervals
+
+
+def _before(op: Op) -> Iterator[Op]:
+    yield from (t.op for t in op.inputs)
+    yield from op.control

@@ -17,18 +17,18 @@ losses, masks, draws and padding are split along the axis. The order of ops is t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from tfpar.compile.local.chunks import sum_before_scattering
 from tfpar.compile.local.local_graph import TASK, LocalProgram, StagePass, build_local_program
 from tfpar.compile.local.microbatch_rounds import MicrobatchRounds, schedule_rounds
 from tfpar.compile.local.microbatch_statistics import use_ghost_batches
-from tfpar.compile.local.rank_local_axis import RankLocalAxis
+from tfpar.compile.local.rank_local_axis import COMBINE, RankLocalAxis, is_narrowed
 from tfpar.compile.local.round_tasks import RoundTasks, TaskKey
 from tfpar.compile.local.stage_split import PipelineLowering, send_in_slices, write_in_stages
 from tfpar.compile.local.sub_batch_bodies import constant_of_sub_batch
-from tfpar.compile.local.task_body import TaskBody, operand_of, sum_dtype
-from tfpar.ir.builder import neutral
-from tfpar.ir.graph import Op, Tensor
+from tfpar.ir.builder import GraphBuilder, neutral
+from tfpar.ir.graph import FunctionRef, Graph, Op, Tensor, is_floating, itemsize
 from tfpar.ir.roles import Roles
 from tfpar.ir.traits import CONSTANTS
 from tfpar.pipeline import Schedule
@@ -262,3 +262,88 @@ class _Writer(RankLocalAxis):
         self.build.name = f"{tensor.op.name}/sum"
         value = self.build.const(neutral(reduction, dtype), dtype)
         return self.build.fill(tensor.shape, value)
+
+
+# --- The function of a task: what it is given, what it returns, and what it adds up ---
+
+
+class TaskBody:
+    """A function that runs some ops of a program, for one microbatch.
+
+    Attributes:
+        read: the program's tensors that it is given, in the order of its arguments; behind them
+            come the sums so far.
+        made: those that it returns; behind them come the sums.
+        summed: what is added up, and how.
+        sums: the sums in its body.
+    """
+
+    def __init__(self, name: str, functions: dict[str, Graph]) -> None:
+        self.name = FunctionRef(name)
+        self.build = GraphBuilder(Graph(functions=functions))
+        self.read: list[Tensor] = []
+        self.made: list[Tensor] = []
+        self.summed: list[tuple[Tensor, str]] = []
+        self.sums: list[Tensor] = []
+        self._tensors: dict[Tensor, Tensor] = {}
+        self._ops: dict[Op, Op] = {}
+
+    @property
+    def carried(self) -> tuple[tuple[int, int], ...]:
+        """Positions of each sum, among the arguments and among the results."""
+        first, made = len(self.read), len(self.made)
+        return tuple((first + i, made + i) for i in range(len(self.sums)))
+
+    def copy(self, op: Op, attrs: dict[str, Any]) -> None:
+        """Add an op of the program."""
+        clone = self.build.emit(
+            op.type,
+            [self._local(t) for t in op.inputs],
+            [(t.shape, t.dtype) for t in op.outputs],
+            attrs,
+            op.name,
+            [self._ops[c] for c in op.control if c in self._ops],
+            op.stateful,
+        )
+        self._ops[op] = clone
+        self._tensors.update(zip(op.outputs, clone.outputs, strict=True))
+
+    def _local(self, tensor: Tensor) -> Tensor:
+        """`tensor` in the body: computed there, written there, or an argument."""
+        if tensor not in self._tensors and tensor.op.type == "Const":
+            self.copy(tensor.op, tensor.op.attrs)
+        elif tensor not in self._tensors:
+            self.read.append(tensor)
+            name = f"{tensor.op.name}/given{tensor.index}"
+            self._tensors[tensor] = self.build.placeholder(tensor, name)
+        return self._tensors[tensor]
+
+    def add_up(self, tensor: Tensor, reduction: str) -> None:
+        """Return the sum so far with `tensor` added to it."""
+        operand = operand_of(self._tensors[tensor])
+        self.build.name = f"{tensor.op.name}/sum"
+        operand = self.build.cast(operand, sum_dtype(operand))
+        attrs = {"dtype": operand.dtype}
+        so_far = self.build.one("Placeholder", (), operand.shape, operand.dtype, attrs)
+        self.summed.append((tensor, reduction))
+        self.sums.append(self.build.binary(COMBINE[reduction], so_far, operand))
+
+    def finish(self, effects: Sequence[Op]) -> Graph:
+        """Return the function; `effects` of the program are to run all the same."""
+        graph = self.build.graph
+        graph.inputs += [t.op.inputs[0] for t in self.sums]
+        graph.outputs = [*(self._tensors[t] for t in self.made), *self.sums]
+        graph.effects = [self._ops[op] for op in effects]
+        return graph
+
+
+def operand_of(tensor: Tensor) -> Tensor:
+    """Return the tensor that is added up for `tensor`: as it was before it was narrowed to be
+    carried."""
+    return tensor.op.inputs[0] if is_narrowed(tensor) else tensor
+
+
+def sum_dtype(tensor: Tensor) -> str:
+    """Return the dtype of a sum: many terms in 16 bits would lose what one product's sum keeps."""
+    short = is_floating(tensor.dtype) and itemsize(tensor.dtype) < 4
+    return "float32" if short else tensor.dtype

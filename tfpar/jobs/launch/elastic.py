@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tfpar.jobs.launch.blame import Cause, RankStatus
 from tfpar.jobs.launch.hosts import Host, allocate, find_hosts, without
@@ -14,7 +16,6 @@ from tfpar.jobs.launch.mpi import run_mpi
 from tfpar.jobs.launch.options import RunOptions
 from tfpar.jobs.launch.output import say
 from tfpar.jobs.launch.report import loss, report
-from tfpar.jobs.launch.signals import caught_signals
 from tfpar.spec.errors import TfparError
 
 
@@ -105,3 +106,30 @@ def _lost_slots(outcome: AttemptResult, hosts: Sequence[Host]) -> list[str]:
     unreachable = {b.record.host for b in lost if b.cause is Cause.UNREACHABLE}
     one_each = [b.record.host for b in lost if b.record.host not in unreachable]
     return one_each + [h.name for h in hosts if h.name in unreachable for _ in range(h.slots)]
+
+
+# --- Signals to the launcher, noted instead of ending it, so that its ranks end first ---
+
+_CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def caught_signals() -> Iterator[list[signal.Signals]]:
+    """The list grows with each signal that comes; in another thread than the first none comes."""
+    caught: list[signal.Signals] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield caught
+        return
+
+    def note(number: int, _frame: object) -> None:
+        caught.append(signal.Signals(number))
+
+    # What is ignored stays so: `nohup`, or a shell's background job.
+    before = {s: h for s in _CAUGHT if (h := signal.getsignal(s)) is not signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, note)
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

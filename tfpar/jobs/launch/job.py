@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
+import secrets
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tfpar.jobs.launch.blame import Blame, Cause, Limits, RankStatus, blame, must_end
 from tfpar.jobs.launch.command import exporting, local_command, ssh_command
-from tfpar.jobs.launch.environment import AttemptEnvironment, exported_environment, rank_environment
+from tfpar.jobs.launch.environment import (
+    AttemptEnvironment,
+    Rendezvous,
+    exported_environment,
+    rank_environment,
+)
 from tfpar.jobs.launch.host_network import find_network, is_local, rank_addresses
 from tfpar.jobs.launch.hosts import Slot
 from tfpar.jobs.launch.options import RunOptions
 from tfpar.jobs.launch.output import Output, say
 from tfpar.jobs.launch.processes import Process
-from tfpar.jobs.launch.rendezvous import is_horovod_installed, rendezvous
 from tfpar.jobs.launch.report import table
 from tfpar.jobs.launch.supervisor import Supervisor
 from tfpar.spec.errors import TfparError
@@ -268,3 +274,39 @@ def _are_heard_out(records: Sequence[RankStatus]) -> bool:
     """
     ended = [r.signs for r in records if r.exit is not None and r.signs is not None]
     return all(signs.left or signs.lost_at is not None for signs in ended)
+
+
+# --- Horovod's rendezvous ---
+
+
+def is_horovod_installed() -> bool:
+    return importlib.util.find_spec("horovod") is not None
+
+
+@contextlib.contextmanager
+def rendezvous(slots: Sequence[Slot], address: str) -> Iterator[Rendezvous]:
+    """A server for these ranks at `address` of this machine, while the context lasts.
+
+    Raises:
+        TfparError: Horovod is not installed, or its launcher cannot be imported.
+    """
+    try:
+        from tfpar.jobs.launch.rendezvous_server import SecretRendezvousServer
+    except ImportError as error:
+        raise TfparError(
+            f"--backend horovod needs Horovod in the Python that runs `tfpar run` ({error}). "
+            f"Install it, or give --backend tensorflow."
+        ) from error
+    secret = secrets.token_hex(16)
+    server = SecretRendezvousServer(address, 0, secret, len(slots))
+    server.init(list(slots))
+    thread = threading.Thread(
+        target=server.serve_forever, args=(0.1,), name="tfpar-rendezvous", daemon=True
+    )
+    thread.start()
+    try:
+        yield Rendezvous(address, server.port, secret)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

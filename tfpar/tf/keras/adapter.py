@@ -13,8 +13,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
+import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -24,6 +26,7 @@ import tensorflow as tf
 from tfpar.scopes import enclosing, open_elsewhere
 from tfpar.spec import TfparError
 from tfpar.spec.arguments import argument_error
+from tfpar.tf.distributed.world import World, joined_world
 from tfpar.tf.interop.keras_internals import (
     TensorFlowTrainer,
     Trainer,
@@ -31,13 +34,13 @@ from tfpar.tf.interop.keras_internals import (
     legacy_h5_format,
     saving_lib,
 )
+from tfpar.tf.interop.variable_calls import write_plainly
+from tfpar.tf.interop.written_graphs import change_written_graphs, wrap_writer
 from tfpar.tf.keras import saving
 from tfpar.tf.keras.callbacks import install_callbacks
-from tfpar.tf.keras.files import SAVING, ModelFileMethods
-from tfpar.tf.keras.keras_hub import install_keras_hub
+from tfpar.tf.keras.files import SAVING, ModelFileMethods, complete
 from tfpar.tf.keras.layer_sources import install_sources
 from tfpar.tf.keras.model import ParallelModel
-from tfpar.tf.keras.saved_models import install_saved_models
 from tfpar.tf.keras.streamed_weights import streamed_weights
 from tfpar.tf.session import Session
 from tfpar.tf.steps import SharedPlan
@@ -305,3 +308,97 @@ def _replace(model: keras.Model, method: str, replacement: Callable[..., Any]) -
         return replacement(*args, **kwargs)
 
     object.__setattr__(model, method, call)
+
+
+# --- Single-writer hooks for KerasHub's files (presets ---
+#
+# Its models, preprocessors, tokenizers and converters open their files themselves. Here the first
+# rank does so, and the others hand it what they store of split weights.
+
+_WRITERS = {
+    "models.Backbone": ("save_to_preset", "save_lora_weights", "export_to_transformers"),
+    "models.Task": ("save_to_preset", "save_task_weights", "export_to_transformers"),
+    "models.Preprocessor": ("save_to_preset", "export_to_transformers"),
+    "tokenizers.Tokenizer": ("save_to_preset", "export_to_transformers"),
+    "layers.AudioConverter": ("save_to_preset",),
+    "layers.ImageConverter": ("save_to_preset",),
+    "layers.VideoConverter": ("save_to_preset",),
+}
+"""Methods whose first argument is where they write; also of classes that inherit from these."""
+
+
+def install_keras_hub() -> None:
+    """Wrap the methods that write; nothing where KerasHub is not imported. Idempotent."""
+    keras_hub = sys.modules.get("keras_hub")
+    if keras_hub is None or getattr(keras_hub, "_tfpar", False):
+        return
+    keras_hub._tfpar = True  # type: ignore[attr-defined]
+    for name, methods in _WRITERS.items():
+        module, _, cls = name.partition(".")
+        base = getattr(getattr(keras_hub, module, None), cls, None)
+        for owner in _family(base) if base is not None else ():
+            for method in methods:
+                if method in vars(owner):
+                    setattr(owner, method, _once(vars(owner)[method]))
+
+
+def _family(cls: type) -> set[type]:
+    return {cls}.union(*map(_family, cls.__subclasses__()))
+
+
+def _once(original: Any) -> Any:
+    @functools.wraps(original)
+    def write(self: Any, path: Any, *args: Any, **kwargs: Any) -> None:
+        world = joined_world()
+        if world is None:
+            original(self, path, *args, **kwargs)
+        else:
+            what = f"{original.__name__}({str(path)!r})"
+            world.lead.write(str(path), what, lambda: original(self, path, *args, **kwargs))
+
+    return write
+
+
+# --- tf.saved_model.save of objects with sharded variables ---
+
+
+def install_saved_models() -> None:
+    """Wrap the function that `tf.saved_model.save` ends in, and what makes graphs for it; once."""
+    wrap_writer(_writes_once)
+    change_written_graphs(write_plainly)
+
+
+def _writes_once(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`original`, which is given whole values, by the process that leads."""
+
+    def save(obj: Any, export_dir: Any, *args: Any, **kwargs: Any) -> Any:
+        variables = [v for v in _variables(obj) if not v.is_whole]
+        if not variables:
+            return original(obj, export_dir, *args, **kwargs)
+        path = os.fspath(export_dir)
+
+        def write() -> None:
+            file = contextlib.nullcontext(path) if "://" in path else complete(path)
+            with contextlib.ExitStack() as stack:
+                for variable in variables:
+                    stack.enter_context(variable.whole())
+                original(obj, stack.enter_context(file), *args, **kwargs)
+
+        world = _world(variables)
+        if world is None:
+            return write()
+        return world.lead.write(path, f"tf.saved_model.save({path!r})", write)
+
+    return save
+
+
+def _variables(obj: Any) -> list[ParallelVariable]:
+    """The parallel variables that `obj` tracks, itself or within Keras's."""
+    tracked = tf.train.TrackableView(obj).descendants()
+    held = [t._value if isinstance(t, keras.Variable) else t for t in tracked]
+    return [v for v in held if isinstance(v, ParallelVariable)]
+
+
+def _world(variables: Sequence[ParallelVariable]) -> World | None:
+    """The processes among which the variables are split."""
+    return next((v.world for v in variables if v.world is not None), None)

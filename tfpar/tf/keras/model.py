@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import time
 import weakref
@@ -21,10 +22,8 @@ from tfpar.tf.distributed.world import World
 from tfpar.tf.keras.generation import GenerateFunction
 from tfpar.tf.keras.gradients import marked_gradients
 from tfpar.tf.keras.layer_sources import layers_of
-from tfpar.tf.keras.loss_trackers import batch_is_unknown, equal_weights
 from tfpar.tf.keras.parts import parts_of
 from tfpar.tf.keras.replay import Replay
-from tfpar.tf.keras.variable_paths import variable_paths
 from tfpar.tf.runtime.executable import Executable
 from tfpar.tf.session import Session
 from tfpar.tf.steps import CompiledFunction, SharedPlan
@@ -301,3 +300,67 @@ def drop_optionals(data: Any) -> Any:
     return tree.map_structure(
         lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, data
     )
+
+
+# --- Keras's loss trackers ---
+#
+# `fit` on arrays, generators and most datasets gives Keras batches of unknown size, whose losses it
+# averages with equal weights. A captured step has static sizes; here it is told to do the same.
+
+
+@contextlib.contextmanager
+def equal_weights(model: keras.Model) -> Iterator[None]:
+    """Run a block in which the loss trackers of `model` weigh all batches equally."""
+    original = keras.metrics.Mean.update_state
+
+    @functools.wraps(original)
+    def update_state(self, values, sample_weight=None):
+        trackers = getattr(model._compile_loss, "metrics", ())
+        if any(self is tracker for tracker in trackers):
+            sample_weight = None
+        return original(self, values, sample_weight)
+
+    keras.metrics.Mean.update_state = update_state
+    try:
+        yield
+    finally:
+        keras.metrics.Mean.update_state = original
+
+
+def batch_is_unknown(iterator: Any) -> bool:
+    """Whether Keras would see batches of unknown size in what `iterator` gives."""
+    specs = tf.nest.flatten(getattr(iterator, "element_spec", ()), expand_composites=True)
+    shapes = [s.shape for s in specs if isinstance(s, tf.TensorSpec) and s.shape.rank]
+    return any(shape[0] is None for shape in shapes)
+
+
+# --- Paths of a Keras model's variables by the layers that hold them ---
+
+
+def variable_paths(model: keras.Model) -> dict[int, str]:
+    """Map `id` of each weight and seed to its path in the model, `net/encoder/a/kernel`.
+
+    What several layers share is where the first of them has it.
+    """
+    found: dict[int, str] = {}
+    seen: set[int] = set()
+
+    def visit(layer: keras.Layer, place: str) -> None:
+        if id(layer) in seen:
+            return
+        seen.add(id(layer))
+        for variable in _own(layer):
+            found.setdefault(id(variable), f"{place}/{variable.name}")
+        for inner in layer._layers:
+            visit(inner, f"{place}/{inner.name}")
+
+    visit(model, model.name)
+    return found
+
+
+def _own(layer: keras.Layer) -> Iterator[keras.Variable]:
+    """The variables of a layer that no layer in it holds."""
+    yield from layer._trainable_variables
+    yield from layer._non_trainable_variables
+    for generator in layer._seed_generators:
+        yield generator.state

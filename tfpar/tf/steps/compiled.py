@@ -19,22 +19,29 @@ from tfpar.compile import (
     simplify_step,
 )
 from tfpar.compile.dump import dump_of
+from tfpar.compile.local.local_graph import StagePass
 from tfpar.compile.local.packing import DEFAULT_BUCKET_BYTES
 from tfpar.compile.local.rank_local_axis import NotRepeatableError
+from tfpar.compile.local.scatter_gather import Slicing
 from tfpar.compile.local.stage_split import PipelineLowering
 from tfpar.compile.local.xla_regions import find_uncompiled_ops
 from tfpar.compile.passes import Observer, ignore_pass
 from tfpar.cost.slices import ScatterGatherCost
-from tfpar.ir.graph import Op, Tensor, Variable
+from tfpar.ir.graph import Graph, Op, Tensor, Variable
 from tfpar.ir.names import VariableName
+from tfpar.ir.roles import BACKWARD, Roles
+from tfpar.ir.step import StepGraph
 from tfpar.observability.report.announcement import announcement
 from tfpar.observability.report.warnings import Warnings
 from tfpar.observability.timeline.recorder import Recordable
+from tfpar.pipeline.stage_partition import sent_whole
 from tfpar.pipeline.statistics import BatchStatisticsOf
 from tfpar.planning.meshes import input_spec
 from tfpar.planning.problems import batched_inputs
 from tfpar.plans import Plan
+from tfpar.plans.stages import PipelinePlan
 from tfpar.progress import Reporter, reporting
+from tfpar.propagation.prepared_graph import PreparedGraph, prepare
 from tfpar.propagation.uneven_batch import UnevenSplitError
 from tfpar.spec import TfparError
 from tfpar.tf.capture.batches import batch_size_of, global_specs, hashable
@@ -44,7 +51,6 @@ from tfpar.tf.interop.xla import XlaKernels
 from tfpar.tf.runtime.executable import Executable
 from tfpar.tf.session import Session
 from tfpar.tf.steps.shared_plan import SharedPlan
-from tfpar.tf.steps.stage_lowering import lower_to_stages, prepare_staged
 from tfpar.tf.steps.step_planner import StepPlanner, find_placed_variables
 from tfpar.tf.variables.parallel_variable import ParallelVariable
 
@@ -336,3 +342,32 @@ def _passed(report: Reporter, observe: Observer, name: str, text: Callable[[], s
 def _form(value: Variable | Tensor) -> str:
     """Dtype and shape."""
     return f"{value.dtype}{value.shape if value.shape is None else list(value.shape)}"
+
+
+# --- Lowering of a captured step to the stages of its plan ---
+
+
+def lower_to_stages(
+    step: StepGraph, planned: PipelinePlan, part: bool = False, slicing: Slicing | None = None
+) -> PipelineLowering:
+    """Cut a simplified step into the stages of a plan, in place.
+
+    Args:
+        part: the step is part of the planned one, such as an evaluation.
+        slicing: what is sent in slices; None: nothing.
+
+    Raises:
+        PlanError: the plan gives an op no stage, or a variable two.
+    """
+    stage = planned.cut(step, part)
+    roles = Roles.of(step.graph, step.gradient_tensors)
+    places = {op: StagePass(stage[op], roles.phase[op] == BACKWARD) for op in step.graph.ops}
+    return PipelineLowering(places, planned.schedule, planned.recompute, slicing, planned.ranks)
+
+
+def prepare_staged(graph: Graph, staged: PipelineLowering | None) -> PreparedGraph:
+    """Look up the rules of a step's ops; what is sent from stage to stage is reduced before."""
+    if staged is None:
+        return prepare(graph)
+    stage = {op: place.stage for op, place in staged.places.items()}
+    return prepare(graph, whole=sent_whole(graph, stage))

@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
 from tfpar.spec import Mesh, Shard, Spec
+from tfpar.tf.interop.fingerprints import Traits, traits
 from tfpar.tf.interop.variables import (
     UninitializedVariable,
     note_read,
@@ -32,7 +33,6 @@ from tfpar.tf.interop.variables import (
     tapes_may_record,
     without_tapes,
 )
-from tfpar.tf.variables.assigned_value import AssignedValue
 from tfpar.tf.variables.calls import Calls
 from tfpar.tf.variables.handles import plain_variable, release, store
 from tfpar.tf.variables.initial.shard import ShardSource, shard_values
@@ -43,6 +43,24 @@ from tfpar.tf.variables.tracing_context import is_capturing, is_inferring_shapes
 if TYPE_CHECKING:
     from tfpar.tf.distributed.world import World
     from tfpar.tf.runtime.ranks import Ranks
+
+
+class AssignedValue(NamedTuple):
+    """Attributes:
+    times: how often a value was assigned.
+    value: of the last one, where it was cut into shards and is whole nowhere any more.
+    """
+
+    times: int = 0
+    value: Traits | None = None
+
+    def again(self) -> AssignedValue:
+        """Return the record after one more value, of which nothing is kept."""
+        return AssignedValue(self.times + 1)
+
+    def cut(self, value: tf.Tensor) -> AssignedValue:
+        """Return the record after `value` was cut into shards."""
+        return AssignedValue(self.times, traits(value.numpy()))
 
 
 class ParallelVariable(UninitializedVariable):

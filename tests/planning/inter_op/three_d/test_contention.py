@@ -10,7 +10,7 @@ import pytest
 from tests.planning.inter_op.three_d.tables import cluster
 from tfpar.cluster.description import Cluster, Level
 from tfpar.cost.collectives import collective_seconds
-from tfpar.planning.inter_op.three_d.contention import contention_domains
+from tfpar.planning.inter_op.three_d.time_terms import contention_domains
 from tfpar.spec import Mesh
 
 MIXED = cluster(*[("fast", 4, 100.0, 10.0)] * 3, *[("slow", 2, 50.0, 5.0)] * 4)

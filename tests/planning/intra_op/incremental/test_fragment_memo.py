@@ -11,7 +11,7 @@ from tfpar.planning.intra_op.incremental.fragment_memo import (
     FragmentOutcome,
     step_between,
 )
-from tfpar.planning.intra_op.incremental.ledger import Ledger
+from tfpar.planning.intra_op.incremental.incremental import Ledger
 
 WHOLE, ROWS, COLUMNS = specs("R", "S(0)", "S(1)")
 

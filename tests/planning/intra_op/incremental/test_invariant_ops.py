@@ -1,7 +1,7 @@
 """What runs alike in all plans is laid once, and nothing else is."""
 
 from tests.propagation.by_hand import PAIR, ByHand, begun
-from tfpar.planning.intra_op.incremental.invariant_ops import propagate_invariant_ops
+from tfpar.planning.intra_op.incremental.incremental import propagate_invariant_ops
 from tfpar.propagation.partitioned_graph import OpPlan
 
 

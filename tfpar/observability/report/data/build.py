@@ -5,28 +5,32 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+import networkx as nx
 
 from tfpar.ir.collection import collection_paused
-from tfpar.ir.graph import Op, Shape, itemsize
-from tfpar.ir.graph_nodes import cluster
-from tfpar.ir.roles import Roles
+from tfpar.ir.constants import Constants
+from tfpar.ir.graph import Graph, Op, Shape, Tensor, itemsize
+from tfpar.ir.graph_nodes import GraphNode, NodeGraph, cluster
+from tfpar.ir.roles import FORWARD, Roles
+from tfpar.ir.shared_subgraphs import Signatures, prune_graph, repeated_blocks
 from tfpar.observability.report.data.attribution import shares_of, stage_of_layer
-from tfpar.observability.report.data.calls import merge_repeated_calls
-from tfpar.observability.report.data.candidates import candidates_of
 from tfpar.observability.report.data.diagnosis import PlanDiagnosis
-from tfpar.observability.report.data.flows import flows_of, inputs_of
 from tfpar.observability.report.data.layers import layers_of
-from tfpar.observability.report.data.overview import build_overview, cost_of, machines_of
+from tfpar.observability.report.data.overview import build_overview, cost_of, machines_of, parts_of
 from tfpar.observability.report.data.paths import paths_of
 from tfpar.observability.report.data.pipeline import pipeline_of
-from tfpar.observability.report.data.repeats import repeats_of
 from tfpar.observability.report.data.schema import (
+    CandidateSummary,
     Collective,
     FlowSummary,
     Input,
     LayerSummary,
     Padding,
+    Repeat,
     Report,
     RunWhole,
     VariableSummary,
@@ -34,9 +38,12 @@ from tfpar.observability.report.data.schema import (
     read_report,
 )
 from tfpar.observability.report.data.variables import variables_of
+from tfpar.observability.report.rejected_candidates import explain_rejection
+from tfpar.observability.report.variables import placement_text
 from tfpar.plans import Plan
 from tfpar.propagation.partitioned_graph import PartitionedGraph
 from tfpar.spec import Mesh, Shard, Spec, dim_is_even, format_spec, local_shape
+from tfpar.spec.quantities import format_bytes, format_seconds
 
 
 def build_report(plan: Plan, partitioned: PartitionedGraph | None = None) -> Report:
@@ -183,3 +190,191 @@ def _without_rule(partitioned: PartitionedGraph) -> Iterator[WithoutRule]:
         by_type.setdefault(op.type, []).append(op)
     for kind, ops in sorted(by_type.items()):
         yield WithoutRule(kind, len(ops), ops[0].name)
+
+
+# --- Merging of the calls of a layer that is called several times ---
+
+
+def merge_repeated_calls(nodes: NodeGraph) -> NodeGraph:
+    """The nodes of a graph, those that hold the same weights as one, where the first of them is."""
+    first: dict[tuple[str, ...], GraphNode] = {}
+    calls: dict[GraphNode, list[GraphNode]] = {}
+    for node in nodes.nodes:
+        held = tuple(weight.name for weight in node.weights)
+        calls.setdefault(first.setdefault(held, node) if held else node, []).append(node)
+    if len(calls) == len(nodes.nodes):
+        return nodes
+    joined: dict[GraphNode, GraphNode] = {}
+    for node, same in calls.items():
+        ops = [op for call in same for op in call.ops]
+        whole = node if len(same) == 1 else GraphNode(node.name, ops, node.weights)
+        joined.update(dict.fromkeys(same, whole))
+    flow = nx.DiGraph()
+    flow.add_nodes_from(dict.fromkeys(joined[node] for node in nodes.nodes))
+    for source, target in nodes.graph.edges:
+        if joined[source] is not joined[target]:
+            flow.add_edge(joined[source], joined[target])
+    return NodeGraph(flow, {op: joined[node] for op, node in nodes.node_of.items()})
+
+
+# --- Candidates that a plan was compared with, and why they lost ---
+
+
+def candidates_of(plan: Plan) -> Iterator[CandidateSummary]:
+    """The plan, then what else was found or priced, by kind; nothing where it was not priced."""
+    if plan.cost is None:
+        return
+    step_s = 0.0 if plan.cluster is None else plan.cluster.step_s
+    limit = math.inf
+    if plan.cluster is not None:
+        limit = max(device.memory_bytes for device in plan.cluster.devices)
+    measured = {trial.name: trial.measured_s for trial in plan.trials}
+    own = plan.trials[0].measured_s if plan.trials else None
+    parts = parts_of(plan.cost, step_s)
+    fits, bytes_ = plan.fits(limit), plan.cost.memory_bytes
+    yield CandidateSummary("this plan", "plan", plan.cost.seconds, bytes_, fits, "", parts, own)
+    for name, seconds, memory in plan.layouts:
+        known = None if memory is None else memory <= limit
+        lost = _why(plan.cost.seconds, seconds, memory, limit)
+        yield CandidateSummary(name, "layout", seconds, memory, known, lost)
+    for rival in plan.rivals:
+        cost = rival.cost
+        yield CandidateSummary(
+            rival.name,
+            "pipeline",
+            None if cost is None else cost.seconds,
+            None if cost is None else cost.memory_bytes,
+            None if cost is None else cost.memory_bytes <= limit,
+            explain_rejection(rival, plan),
+            () if cost is None else parts_of(cost, step_s),
+            measured.get(rival.name),
+        )
+    for one in plan.attempts:
+        lost = ""
+        if one.seconds is not None:
+            room = math.inf if one.fits else 0.0
+            lost = _why(plan.cost.seconds, one.seconds, one.memory_bytes, room)
+        yield CandidateSummary(one.move, "move", one.seconds, one.memory_bytes, one.fits, lost)
+    for name, seconds, memory in plan.baselines:
+        known = None if memory is None else memory <= limit
+        yield CandidateSummary(name, "baseline", seconds, memory, known)
+    for trial in plan.trials:
+        lost = trial.reason
+        if trial.measured_s is not None and own is not None and trial is not plan.trials[0]:
+            lost = f"measured {format_seconds(trial.measured_s - own)} slower"
+        yield CandidateSummary(
+            trial.name, "trial", trial.predicted_s, None, None, lost, (), trial.measured_s
+        )
+
+
+def _why(chosen_s: float, seconds: float, memory: float | None, limit: float) -> str:
+    """Return the reason why another mesh was not taken."""
+    if memory is not None and memory > limit:
+        return f"does not fit: a rank would store {format_bytes(memory)}"
+    if seconds > chosen_s:
+        return f"{format_seconds(seconds - chosen_s)} slower"
+    return "nearer than predictions can tell, and less simple"
+
+
+# --- Flows between layers in the forward pass ---
+
+
+def flows_of(
+    partitioned: PartitionedGraph,
+    nodes: NodeGraph,
+    roles: Roles,
+    paths: Mapping[GraphNode, str],
+) -> Iterator[FlowSummary]:
+    """The tensors, handles of variables aside, that a layer reads of another going forward."""
+    for reader in nodes.nodes:
+        wanted: dict[Tensor, dict[str, None]] = {}
+        for op in reader.ops:
+            if roles.phase[op] != FORWARD or op not in partitioned.decisions:
+                continue
+            read_as = partitioned.decisions[op].strategy.in_specs
+            for tensor, spec in zip(op.inputs, read_as, strict=True):
+                source = nodes.node_of.get(tensor.op)
+                if source not in (None, reader) and tensor.dtype != "resource":
+                    wanted.setdefault(tensor, {})[format_spec(spec)] = None
+        for tensor, specs in wanted.items():
+            yield FlowSummary(
+                source=paths[nodes.node_of[tensor.op]],
+                target=paths[reader],
+                tensor=tensor.name,
+                shape=tuple(tensor.shape or ()),
+                dtype=str(tensor.dtype),
+                num_bytes=tensor.num_bytes,
+                spec=format_spec(partitioned.specs[tensor]),
+                read_as=tuple(specs),
+            )
+
+
+def inputs_of(partitioned: PartitionedGraph) -> Iterator[Input]:
+    """Yield the step's inputs, each with what a rank is given of it and what its ops take of that.
+
+    Where ops are split one by one, "the batch is not split" says little: one input may be needed
+    whole by each rank, and another only in part.
+    """
+    mesh, consumers = partitioned.mesh, partitioned.prepared.consumers
+    for tensor in partitioned.graph.inputs:
+        if not tensor.shape or mesh.size == 1:
+            continue
+        taken: dict[Spec, None] = {}
+        for op in consumers.get(tensor, ()):
+            specs = partitioned.decisions[op].strategy.in_specs
+            taken.update((s, None) for t, s in zip(op.inputs, specs, strict=True) if t is tensor)
+        given = _given(partitioned.specs[tensor], mesh)
+        used = "; ".join(dict.fromkeys(_given(spec, mesh) for spec in taken)) or "nothing"
+        yield Input(tensor.op.name, tuple(tensor.shape), given, used)
+
+
+def _given(spec: Spec, mesh: Mesh) -> str:
+    text = placement_text(spec, mesh)
+    return "all of it" if text == "replicated" else text
+
+
+# --- Layers that are members of repeated blocks (TAP, section IV-D) ---
+
+_PARTS = re.compile(r"\d+|[^\d/_]+|[/_]")
+
+
+def repeats_of(
+    graph: Graph, nodes: NodeGraph, roles: Roles, paths: Mapping[GraphNode, str]
+) -> dict[GraphNode, Repeat]:
+    """The place of each node that is part of a block that repeats."""
+    signatures = Signatures(Constants(graph), roles)
+    found: dict[GraphNode, Repeat] = {}
+    blocks = repeated_blocks(nodes, prune_graph(nodes, signatures), signatures)
+    for number, block in enumerate(blocks):
+        # Ops between layers, such as sums, may be called something else.
+        own = [
+            _holder([paths[node] for node in members if node.weights])
+            for members in block.instances
+        ]
+        name = _pattern(own)
+        for i, members in enumerate(block.instances):
+            for member, node in enumerate(members):
+                found[node] = Repeat(number, name, i, block.count, member)
+    return found
+
+
+def _holder(paths: Sequence[str]) -> str:
+    """The path that all of a block's layers lie in, or what their names begin with
+    (`block_0_fc1` and `block_0_fc2` with `block_0`); that of the first if they have nothing in
+    common."""
+    if len(paths) == 1:
+        return paths[0]
+    common = os.path.commonprefix([_PARTS.findall(path) for path in paths])
+    text = "".join(common)
+    if not any(path == text or path[len(text)] in "/_.-" for path in paths):
+        text = text.rpartition("/")[0] or text.rpartition("_")[0]
+    return text.rstrip("/_.-") or paths[0]
+
+
+def _pattern(names: Sequence[str]) -> str:
+    """Return the common name of instances, with `*` for the numbers in which they differ."""
+    parts = [_PARTS.findall(name) for name in names]
+    if len({len(own) for own in parts}) > 1:
+        return f"{names[0]} ..."
+    columns = zip(*parts, strict=True)
+    return "".join(own[0] if len(set(own)) == 1 else "*" for own in map(list, columns))

@@ -10,12 +10,15 @@ changes: by construction that is what `propagate` would have given for the whole
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 from tfpar.cost.cost import Cost
 from tfpar.cost.pricer import Pricer, VariableBytes
 from tfpar.cost.terms import Terms
 from tfpar.ir.graph import Op, Tensor, Variable
+from tfpar.ir.roles import FORWARD
+from tfpar.ir.traits import REFERENCES
 from tfpar.planning.intra_op.incremental.fragment_memo import (
     ABSENT,
     Change,
@@ -29,15 +32,24 @@ from tfpar.planning.intra_op.incremental.fragments import (
     closed_segments,
     weight_of_values,
 )
-from tfpar.planning.intra_op.incremental.invariant_ops import propagate_invariant_ops
-from tfpar.planning.intra_op.incremental.ledger import Ledger
 from tfpar.planning.intra_op.incremental.pricing_counters import PricingCounters
-from tfpar.planning.intra_op.incremental.redundant_splits import find_redundant_splits, why_idle
 from tfpar.propagation.engine import Whole, begin, lay_outputs, run_segment, with_lists_whole
 from tfpar.propagation.follow import followed_spec
-from tfpar.propagation.partitioned_graph import Anchors
+from tfpar.propagation.partitioned_graph import Anchors, Decision
 from tfpar.propagation.prepared_graph import PreparedGraph
-from tfpar.spec import Mesh, Spec, SpecError, canonical, replicated_spec
+from tfpar.propagation.rule_decision import decide_by_rule
+from tfpar.propagation.state import PropagationState
+from tfpar.propagation.step import record, visit
+from tfpar.spec import (
+    Mesh,
+    Replicate,
+    Shard,
+    Spec,
+    SpecError,
+    canonical,
+    format_spec,
+    replicated_spec,
+)
 
 
 class IncrementalPricer:
@@ -302,3 +314,148 @@ class IncrementalPricer:
             if reader > at and not queued[reader]:
                 queued[reader] = True
                 heapq.heappush(self.dirty, reader)
+
+
+# --- Plan-invariant ops ---
+#
+# They are propagated and priced once. The rest of the graph is shorter, and so is what it reads of
+# its surroundings.
+
+
+def propagate_invariant_ops(state: PropagationState) -> set[Op]:
+    """Propagate the ops that run in the same way in all plans, and return them.
+
+    Args:
+        state: at its begin.
+    """
+    prepared, anchors = state.prepared, state.anchors
+    fixed: set[Op] = set()
+    made: set[Tensor] = set()
+    for op in prepared.graph.ops:
+        if op.type == "Placeholder":
+            visit(state, op)
+            fixed.add(op)
+        elif made.issuperset(op.inputs) and op.name not in anchors.ops and not anchors.tensors:
+            if _hangs_on_inputs_alone(op, prepared) and _stays_as_made(state, op):
+                fixed.add(op)
+                made.update(op.outputs)
+    return fixed
+
+
+def _hangs_on_inputs_alone(op: Op, prepared: PreparedGraph) -> bool:
+    """Whether the decision of `op` depends on nothing but its rule and the specs of its inputs."""
+    if op in prepared.ordinary:
+        *_, keeps = prepared.ordinary[op]
+        return keeps
+    return op.type == "Const" and not any(t.dtype in REFERENCES for t in op.outputs)
+
+
+def _stays_as_made(state: PropagationState, op: Op) -> bool:
+    """Take the step of `op` if it moves nothing and leaves no Partials, on which readers have a
+    say."""
+    decision = decide_by_rule(state, op)
+    arriving = tuple(state.spec(t) for t in op.inputs)
+    if decision.makes_partials or decision.strategy.in_specs != arriving:
+        return False
+    record(state, op, decision)
+    return True
+
+
+# --- The specs as one run of a segment sees them ---
+
+
+class Surroundings(Protocol):
+    """Specs around a segment in the plan that is priced."""
+
+    def seen(self, tensor: Tensor, at: int) -> Seen:
+        """Return the spec of `tensor` as segment `at` finds it."""
+
+    def varies(self, tensor: Tensor, at: int) -> bool:
+        """Whether that may differ between plans."""
+
+
+class Ledger(dict[Tensor, "Spec | None"]):
+    """The specs that segment `at` finds and settles; a propagation takes it for its `specs`.
+
+    Attributes:
+        read: what it found in its surroundings that plans differ in, in the order in which it
+            was read.
+    """
+
+    def __init__(self, around: Surroundings, at: int) -> None:
+        super().__init__()
+        self.around = around
+        self.at = at
+        self.read: dict[Tensor, Seen] = {}
+        self._found: dict[Tensor, Seen] = {}  # what it read, and what is the same for all plans
+
+    def _outside(self, tensor: Tensor) -> Seen:
+        if tensor in self._found:
+            return self._found[tensor]
+        value = self._found[tensor] = self.around.seen(tensor, self.at)
+        if self.around.varies(tensor, self.at):
+            self.read[tensor] = value
+        return value
+
+    def __missing__(self, tensor: Tensor) -> Spec | None:
+        value = self._outside(tensor)
+        if value is ABSENT:
+            raise KeyError(tensor)
+        return value
+
+    def get(self, tensor: Tensor, default: Any = None) -> Any:
+        if dict.__contains__(self, tensor):
+            return dict.__getitem__(self, tensor)
+        value = self._outside(tensor)
+        return default if value is ABSENT else value
+
+    def setdefault(self, tensor: Tensor, default: Any = None) -> Any:
+        value = self.get(tensor, ABSENT)
+        if value is ABSENT:
+            self[tensor] = value = default
+        return value
+
+
+# --- Redundant splits ---
+
+
+def find_redundant_splits(
+    decisions: Mapping[Op, Decision],
+    specs: Mapping[Tensor, Spec | None],
+    phase: Mapping[Op, int],
+    weight_of: Mapping[Tensor, Variable],
+    judged: Collection[Variable],
+) -> Iterator[tuple[Variable, int, Op]]:
+    """(weight, mesh axis, op): along the axis a split weight is gathered, and no work is shared.
+
+    Args:
+        phase: of every op; the forward pass is judged, since what it shares the backward pass does.
+        weight_of: of the tensors that hold a weight's value, see `fragments.weight_of_values`.
+        judged: the weights whose splits must share work.
+    """
+    for op, decision in decisions.items():
+        if phase[op] != FORWARD:
+            continue
+        for tensor, need in zip(op.inputs, decision.strategy.in_specs, strict=True):
+            variable = weight_of.get(tensor)
+            if variable is None or variable not in judged:
+                continue
+            if any(t in weight_of for t in op.outputs):  # it is relabelled: not used yet
+                continue
+            have = specs.get(tensor)
+            for axis, placement in enumerate(have or ()):
+                if (
+                    isinstance(placement, Shard)
+                    and isinstance(need[axis], Replicate)
+                    and decision.strategy.splits[axis][0] < 0
+                ):
+                    yield variable, axis, op
+
+
+def why_idle(variable: Variable, spec: Spec, axis: int, op: Op, mesh: Mesh) -> str:
+    """Explain to users why splitting `variable` as `spec` is of no use."""
+    return (
+        f"{variable.name} is {format_spec(spec)}, but {op.type} "
+        f"{op.name!r} runs whole along {mesh.axis_names[axis]!r}: the weight "
+        f"would be gathered and no work shared"
+    )
