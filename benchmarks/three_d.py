@@ -31,6 +31,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks import three_d_scale
+from benchmarks.alpa_simulation import simulate_alpa
 from benchmarks.correlation import spearman
 from benchmarks.gpt_layers import MICROBATCHES, gpt_table
 from benchmarks.large_models import SETUPS as LARGE
@@ -39,7 +40,6 @@ from benchmarks.results import Result, save
 from benchmarks.trials import Setting, Trial, read_trials
 from tfpar.cluster.lookup import read_preset
 from tfpar.planning.inter_op.three_d.alpa import AlpaPlan
-from tfpar.planning.inter_op.three_d.alpa_simulation import simulate_alpa
 from tfpar.planning.inter_op.three_d.anneal import anneal
 from tfpar.planning.inter_op.three_d.baselines import alpa, megatron, random_search
 from tfpar.planning.inter_op.three_d.cost_model import analytic_seconds, simulate_strategy

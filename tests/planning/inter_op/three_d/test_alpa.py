@@ -9,9 +9,9 @@ import random
 
 import pytest
 
+from benchmarks.alpa_simulation import simulate_alpa
 from tests.planning.inter_op.three_d.tables import cluster, equal_layers, kind
 from tfpar.planning.inter_op.three_d.alpa import AlpaPlan, AlpaStage, SubmeshCosts, alpa
-from tfpar.planning.inter_op.three_d.alpa_simulation import simulate_alpa
 from tfpar.planning.inter_op.three_d.cost_table import LayerCostTable
 from tfpar.planning.inter_op.three_d.problem import StrategyProblem
 from tfpar.spec import PlanError

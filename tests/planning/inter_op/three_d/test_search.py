@@ -8,10 +8,10 @@ import math
 
 import pytest
 
+from benchmarks.alpa_simulation import simulate_alpa
 from tests.cases import amounts, at_night
 from tests.planning.inter_op.three_d.random_models import mixed, some
 from tests.planning.inter_op.three_d.tables import cluster, equal_layers
-from tfpar.planning.inter_op.three_d.alpa_simulation import simulate_alpa
 from tfpar.planning.inter_op.three_d.anneal import anneal
 from tfpar.planning.inter_op.three_d.baselines import alpa, megatron, random_search
 from tfpar.planning.inter_op.three_d.cost_model import simulate_strategy
