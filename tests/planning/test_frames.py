@@ -1,4 +1,4 @@
-"""How far below a search its planner is called: whoever reads a traceback sees the driver's loop."""
+"""Frames between a search and its planner: a traceback shows the driver's loop and little else."""
 
 from __future__ import annotations
 
