@@ -55,13 +55,15 @@ class Searches:
         from tfpar.planning.inter_op.stopping import reaches_compute_bound
         from tfpar.planning.intra_op.rhino import RhinoPlanner
         from tfpar.planning.pipeline_search import PipelineScope, search_step
-        from tfpar.planning.step_search import StepSearch
+        from tfpar.planning.step_search import Layouts, StepSearch
 
         class Search(StepSearch):
             """Takes plans without stages from what is known of all levels."""
 
-            def find_layout(self, problem: Problem, request: PlanRequest) -> Plan:
-                return super().find_layout(problem, request) if request.pipeline else whole(request)
+            def find_layout(self, problem: Problem, request: PlanRequest, known: Layouts) -> Plan:
+                if request.pipeline is None:
+                    return whole(request)
+                return super().find_layout(problem, request, known)
 
             def estimate(self, request: PlanRequest) -> RelaxedEstimate | None:
                 return super().estimate(request) if request.pipeline else None

@@ -14,7 +14,7 @@ from tfpar.planning.memory.fit import MemoryFit
 from tfpar.planning.objective import UNCERTAINTY
 from tfpar.planning.request import PlanRequest
 from tfpar.planning.step_search import StepSearch
-from tfpar.plans import Plan
+from tfpar.plans import MemoryAttempt, Plan
 from tfpar.spec import Mesh
 
 LIMIT = 10.0
@@ -74,6 +74,23 @@ def test_the_fastest_of_all_that_fit_is_taken_with_the_log_of_what_was_tried():
         ("another layout", 2.0, 9.0, True),
         ("another layout", 1.5, 12.0, False),
         ("offload", 1.7, 5.0, True),
+    ]
+
+
+def test_what_was_tried_on_the_way_to_a_plan_that_lost_is_told_too():
+    tried = tuple(MemoryAttempt(move, 1.0, 30.0, False) for move in ("before", "aside"))
+    start, lost = (dataclasses.replace(priced(1.0, 20.0), attempts=(attempt,)) for attempt in tried)
+
+    class Given(Scripted):
+        def plans(self, fit):
+            yield from (lost, priced(2.0, 9.0))
+
+    fit = MemoryFit(lambda plan: max(0.0, plan.cost.memory_bytes - LIMIT))
+    plan = fit.run(start, [Given("another layout", (), [])])
+    assert plan.cost.seconds == 2.0
+    assert [one.move for one in plan.attempts] == [
+        *("before", "aside"),
+        *("another layout", "another layout"),
     ]
 
 

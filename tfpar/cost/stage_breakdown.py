@@ -75,12 +75,9 @@ def stage_prices(
             each; by default its own alone.
     """
     step = transfers.step
-    stages = []
-    for actor in transfers.actors:
-        pricer = OneMicrobatch(step.laid.mesh, clusters[actor], step.roles)
-        if beside:
-            pricer.share_links(beside[actor])
-        stages.append(_TaskTerms(step, pricer))
+    mesh, roles, linked = step.laid.mesh, step.roles, beside or clusters
+    pricers = [OneMicrobatch(mesh, clusters[a], roles, beside=linked[a]) for a in transfers.actors]
+    stages = [_TaskTerms(step, pricer) for pricer in pricers]
     for communication in step.laid.communications(step.roles.wire_dtypes):
         stages[step.stage[communication.op]].add(communication)
     for stage, terms in enumerate(stages):

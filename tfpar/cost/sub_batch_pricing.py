@@ -19,21 +19,21 @@ class SubBatchPricer(Pricer):
     Args:
         mesh: with the axis of the parts behind those of ranks.
         ranks: without it; by default as `mesh` has them.
+        beside: the ranks of all actors whose collectives share links, rank by rank of each; by
+            default those of `cluster` alone.
     """
 
     def __init__(
-        self, mesh: Mesh, cluster: Cluster, roles: Roles, ranks: Mesh | None = None
+        self,
+        mesh: Mesh,
+        cluster: Cluster,
+        roles: Roles,
+        ranks: Mesh | None = None,
+        beside: Cluster | None = None,
     ) -> None:
         super().__init__(mesh, cluster, roles)
         self.ranks = mesh.without_last_axis() if ranks is None else ranks
-
-    def share_links(self, beside: Cluster) -> None:
-        """Have collectives go over links that other actors use at the same time.
-
-        Args:
-            beside: the ranks of all these actors, rank by rank of each, its own first.
-        """
-        if beside.size > self.ranks.size:
+        if beside is not None and beside.size > self.ranks.size:
             self.ranks = self.ranks.with_axis("actors beside", beside.size // self.ranks.size)
             self.linked = beside
 

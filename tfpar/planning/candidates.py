@@ -86,5 +86,14 @@ class BalancedShares:
     base: Candidate
 
 
+def describe_pipeline(pipeline: Pipeline | None) -> str:
+    """Describe a pipeline by what is decided of it: `2 stages, 8 microbatches`."""
+    if pipeline is None:
+        return "no stages"
+    stages, count = pipeline.order.num_stages, pipeline.order.num_microbatches
+    again = ", recomputing" if pipeline.recompute else ""
+    return f"{f'{stages} stages' if stages > 1 else 'no stages'}, {count} microbatches{again}"
+
+
 Proposal = NewLayout | OtherMicrobatches | BestSchedule | OtherStages | BalancedShares
 """Candidate that an outer search proposes, before it is evaluated."""

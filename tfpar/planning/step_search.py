@@ -21,6 +21,7 @@ from tfpar.planning.candidates import (
     OtherMicrobatches,
     OtherStages,
     Proposal,
+    describe_pipeline,
 )
 from tfpar.planning.completion import balance_shares, cost_on_one_device
 from tfpar.planning.deadline import Deadline
@@ -45,6 +46,9 @@ from tfpar.planning.solve import Interrupted, find_plan, interruptible
 from tfpar.plans import Plan
 from tfpar.plans.equivalence import execution_key
 from tfpar.spec import Mesh, PlanError, ScheduleError, Spec, TfparError
+
+Layouts = dict[Hashable, Plan]
+"""Layouts that were found, by all that tells them apart."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -99,8 +103,18 @@ class StepSearch:
         problem, devices = self.problem(request), request.cluster.devices[: request.mesh.size]
         check_room(problem, [device.memory_bytes for device in devices])
 
-    def find_layout(self, problem: Problem, request: PlanRequest) -> Plan:
-        """Find the layout of the ranks of one stage; errors as of a call."""
+    def find_layout(self, problem: Problem, request: PlanRequest, known: Layouts) -> Plan:
+        """Find the layout of the ranks of one stage: one for equal machines, wherever they are.
+
+        Args:
+            known: those that were found before, to which it is added.
+
+        Raises:
+            As of a call.
+        """
+        key = request.pipeline, request.meshes, likeness(problem.cluster), problem.memory_limit
+        if key in known:
+            return known[key]
 
         def relaxed(kept: Collection[str]) -> Problem:
             return self._problems.relax(request, kept).on(problem.cluster)
@@ -110,7 +124,8 @@ class StepSearch:
                 self._has_told_of_miss = True  # what follows is nearest to what is kept by then
                 request.progress.note(self.cache.nearest(asked, self.planner))
 
-        return find_plan(problem, self.planner, self.cache, relaxed, self.interrupted, missed)
+        known[key] = find_plan(problem, self.planner, self.cache, relaxed, self.interrupted, missed)
+        return known[key]
 
     def assign_stages(
         self,
@@ -198,7 +213,7 @@ class StepEvaluator:
         self._search = search
         self._request = request
         self._enough = enough
-        self._layouts: dict[Hashable, Plan] = {}
+        self._layouts: Layouts = {}
         self._evaluated: dict[Hashable, set[Hashable]] = {}
 
     def evaluate(self, proposal: Proposal) -> Candidate | None:
@@ -222,7 +237,7 @@ class StepEvaluator:
         return candidate
 
     def estimate(self, pipeline: Pipeline | None) -> RelaxedEstimate | None:
-        with self._request.progress.at(_name(pipeline)):
+        with self._request.progress.at(describe_pipeline(pipeline)):
             try:
                 return self._search.estimate(self._asked(pipeline))
             except TfparError:  # a layout's search says it
@@ -253,19 +268,16 @@ class StepEvaluator:
         with request.progress.at("", request.budget.seconds):
             problem = self._search.problem(request)
             if not _has_stages(pipeline):
-                asked = (
-                    problem
-                    if pipeline is not None
-                    else problem.with_incumbent_callback(self._tell_of(problem))
-                )
-                return Candidate(self._search.find_layout(asked, request), problem)
+                asked = problem
+                if pipeline is None:
+                    asked = problem.with_incumbent_callback(self._tell_of(problem))
+                layout = self._search.find_layout(asked, request, self._layouts)
+                return Candidate(layout, problem)
             problem = problem if machines is None else problem.on(machines)
-            fit = StagedFit(_StagedStep(self, request, problem, self._ranks(proposal.ranks)))
+            ranks = self._ranks(proposal.ranks)
+            fit = StagedFit(_StagedStep(self._search, request, problem, ranks, self._layouts))
             with fit.interruptible():
-                key = self._key(problem, request)
-                if key not in self._layouts:
-                    self._layouts[key] = self._search.find_layout(problem, request)
-                layout = self._layouts[key]
+                layout = self._search.find_layout(problem, request, self._layouts)
                 where = pipeline, proposal.ranks, proposal.meshes
                 there = self._evaluated.setdefault(where, set())
                 if execution_key(layout) in there:
@@ -273,27 +285,6 @@ class StepEvaluator:
                 plan = fit.run(layout)
                 there.add(execution_key(layout))
             return Candidate(plan, problem)
-
-    def find_once(self, problem: Problem, request: PlanRequest) -> Plan:
-        """Find one layout for equal machines, wherever they are."""
-        key = self._key(problem, request)
-        if key not in self._layouts:
-            self._layouts[key] = self._search.find_layout(problem, request)
-        return self._layouts[key]
-
-    def _key(self, problem: Problem, request: PlanRequest) -> Hashable:
-        return request.pipeline, request.meshes, likeness(problem.cluster), problem.memory_limit
-
-    def assign(
-        self,
-        layout: Plan,
-        request: PlanRequest,
-        ranks: Order,
-        before: Plan | None,
-        deadline: Deadline | None,
-    ) -> Plan:
-        """Assign a layout to stages, as `StepSearch.assign_stages`."""
-        return self._search.assign_stages(layout, request, ranks, before, deadline)
 
     def _cut_again(self, base: Candidate, pipeline: Pipeline) -> Plan | None:
         """The candidate's layout in other stages on the same actors, in their best schedule."""
@@ -374,31 +365,32 @@ class StepEvaluator:
             return ""
         match proposal:
             case NewLayout(pipeline):
-                return _name(pipeline)
+                return describe_pipeline(pipeline)
             case OtherMicrobatches(_, pipeline) | OtherStages(_, pipeline):
-                return _name(pipeline)
+                return describe_pipeline(pipeline)
             case BestSchedule(base):
-                return f"schedules of {_name(base.plan.pipeline)}"
+                return f"schedules of {describe_pipeline(base.plan.pipeline)}"
             case BalancedShares(base):
-                return _name(base.plan.pipeline)
+                return describe_pipeline(base.plan.pipeline)
 
 
 @dataclasses.dataclass(frozen=True)
 class _StagedStep:
     """A step whose layouts are given the stages of a pipeline; see `memory.stages.StageStep`."""
 
-    evaluator: StepEvaluator
+    search: StepSearch
     request: PlanRequest
     problem: Problem
     ranks: Order
+    layouts: Layouts
 
     def find(self, problem: Problem) -> Plan:
-        return self.evaluator.find_once(problem, self.request)
+        return self.search.find_layout(problem, self.request, self.layouts)
 
     def assign(
         self, layout: Plan, before: Plan | None = None, deadline: Deadline | None = None
     ) -> Plan:
-        return self.evaluator.assign(layout, self.request, self.ranks, before, deadline)
+        return self.search.assign_stages(layout, self.request, self.ranks, before, deadline)
 
     def price(self, plan: Plan) -> Plan | None:
         assert self.request.pipeline is not None, "a request for stages"
@@ -408,12 +400,3 @@ class _StagedStep:
 
 def _has_stages(pipeline: Pipeline | None) -> bool:
     return pipeline is not None and pipeline.order.num_stages > 1
-
-
-def _name(pipeline: Pipeline | None) -> str:
-    """`2 stages, 8 microbatches`."""
-    if pipeline is None:
-        return "no stages"
-    stages, count = pipeline.order.num_stages, pipeline.order.num_microbatches
-    again = ", recomputing" if pipeline.recompute else ""
-    return f"{f'{stages} stages' if stages > 1 else 'no stages'}, {count} microbatches{again}"

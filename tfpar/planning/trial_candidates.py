@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 
-from tfpar.planning.inter_op.enumerate_pipelines import name_of_plan
+from tfpar.planning.inter_op.choosing import name_of_plan
 from tfpar.planning.meshes import logical_meshes
 from tfpar.planning.problem import Problem
 from tfpar.planning.request import PlanRequest

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from tfpar.pipeline import Pipeline
-from tfpar.pipeline.generators import name_of
 from tfpar.planning.candidates import (
     BestSchedule,
     Candidate,
@@ -24,6 +23,7 @@ from tfpar.planning.candidates import (
     Proposal,
 )
 from tfpar.planning.drive import Evaluator, SearchResult
+from tfpar.planning.inter_op.choosing import choose, needed_bytes, order_of, reason_of, stages_text
 from tfpar.planning.inter_op.placing import Placing, Proposing
 from tfpar.planning.inter_op.relaxed_estimate import RelaxedEstimate
 from tfpar.planning.objective import UNCERTAINTY
@@ -146,7 +146,7 @@ class EnumeratePipelines(Placing):
             if worse == PATIENCE:
                 self._leave(number, "fewer stages were no worse twice in a row")
                 continue
-            if self._found and self.evaluator.is_good_enough(min(self._found, key=_order)):
+            if self._found and self.evaluator.is_good_enough(min(self._found, key=order_of)):
                 self._leave(number, self._why_enough)
                 continue
             yield from self._plan_or_defer(number)
@@ -177,19 +177,13 @@ class EnumeratePipelines(Placing):
             return SearchResult(self._unpriced)
         if not self._found:
             return None if self.placed is None else SearchResult(self.placed)
-        near = self._best_s * (1 + UNCERTAINTY)
-        without = (c for c in self._found if c.plan.stages is None and c.seconds <= near)
-        best = next(without, None) or min(self._found, key=_order)
-        others = sorted((one for one in self._found if one is not best), key=_order)
-        rivals = [RejectedCandidate(name_of_plan(c.plan), c.plan.cost, plan=c.plan) for c in others]
         left = [
             RejectedCandidate(
                 f"{', '.join(map(str, numbers))} stages", None, f"not searched: {why}"
             )
             for why, numbers in self._left.items()
         ]
-        plan = dataclasses.replace(best.plan, rivals=(*rivals, *self._lost, *left))
-        return SearchResult(dataclasses.replace(best, plan=plan), tuple(others))
+        return choose(self._found, [*self._lost, *left])
 
     @property
     def _best_s(self) -> float:
@@ -266,7 +260,7 @@ class EnumeratePipelines(Placing):
             first = yield from self._first(tries)
         except (PlanError, ScheduleError, SpecError) as error:
             self._errors[number] = error
-            self._lost.append(RejectedCandidate(_stages_text(number), None, reason_of(error)))
+            self._lost.append(RejectedCandidate(stages_text(number), None, reason_of(error)))
             return
         if first.plan.cost is None:
             self._unpriced = first
@@ -294,7 +288,7 @@ class EnumeratePipelines(Placing):
             try:
                 first = yield from self.place(pipeline)
             except MemoryLimitError as larger:
-                error = min(error or larger, larger, key=_needed)
+                error = min(error or larger, larger, key=needed_bytes)
                 move = "no microbatches" if pipeline is None else _microbatches_text(pipeline)
                 tried.append(MemoryAttempt(move, None, larger.needed_bytes, False))
                 continue
@@ -330,7 +324,7 @@ class EnumeratePipelines(Placing):
                 self._take_better(other)
 
     def _take_better(self, candidate: Candidate) -> None:
-        self._found[-1] = min(self._found[-1], candidate, key=_order)
+        self._found[-1] = min(self._found[-1], candidate, key=order_of)
 
     def _fits(self, candidate: Candidate) -> bool:
         return candidate.plan.fits(self._memory_limit)
@@ -338,7 +332,7 @@ class EnumeratePipelines(Placing):
     def _error(self) -> TfparError:
         """That of the fewest stages, which says most, with what more of them would store."""
         first, *others = (error for _, error in sorted(self._errors.items()))
-        least = min(map(_needed, others), default=math.inf)
+        least = min(map(needed_bytes, others), default=math.inf)
         if not isinstance(first, MemoryLimitError) or least >= first.needed_bytes:
             return first
         text = f"{first} As a pipeline, a rank stores {format_bytes(least)} at least."
@@ -432,45 +426,6 @@ def _interleaved(plan: Plan) -> Iterator[Pipeline]:
         for name in ("interleaved", "zb-v"):
             with contextlib.suppress(ArgumentError):  # not for so many, or not recomputing
                 yield Pipeline(actors, micro, name, virtual_stages=each, recompute=again)
-
-
-def name_of_plan(plan: Plan) -> str:
-    """Name a plan: `2 stages (1f1b), 8 microbatches, each data=4 x model=2`."""
-    sizes = dict(zip(plan.mesh.axis_names, plan.mesh.shape, strict=True))
-    split = " and ".join(axis for axis in plan.batch_axes if sizes[axis] > 1)
-    if plan.stages is None:
-        name = f"no stages, {plan.mesh}" + (f", batch over {split}" if split else "")
-        return f"{name}, {plan.microbatches} microbatches" if plan.microbatches > 1 else name
-    again = ", recomputing" if plan.stages.recompute else ""
-    name = name_of(plan.stages.schedule)
-    schedule = "an order of its own" if name == "given" else name
-    stages, actors = plan.stages.num_stages, plan.stages.num_actors
-    shared = f" on {actors} sets of ranks" if stages > actors else ""
-    return (
-        f"{_stages_text(stages)}{shared} ({schedule}{again}), "
-        f"{plan.microbatches} microbatches, each {plan.mesh}"
-        + (f", batch over {split}" if split else "")
-    )
-
-
-def _stages_text(number: int) -> str:
-    return "no stages" if number == 1 else f"{number} stages"
-
-
-def reason_of(error: TfparError) -> str:
-    """Why there is no plan, in a few words."""
-    if isinstance(error, MemoryLimitError):
-        return f"a rank would store {format_bytes(error.needed_bytes)}"
-    return str(error).split(". ")[0].rstrip(".")
-
-
-def _order(candidate: Candidate) -> tuple[float, int]:
-    """The fastest comes first, of equal ones that with fewest microbatches."""
-    return candidate.seconds, candidate.plan.microbatches
-
-
-def _needed(error: TfparError) -> float:
-    return error.needed_bytes if isinstance(error, MemoryLimitError) else math.inf
 
 
 def _divisors(size: int) -> list[int]:

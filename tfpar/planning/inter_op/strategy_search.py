@@ -23,14 +23,11 @@ from tfpar.planning.candidates import (
     Order,
     OtherMicrobatches,
     Proposal,
+    describe_pipeline,
 )
 from tfpar.planning.drive import SearchResult
-from tfpar.planning.inter_op.enumerate_pipelines import (
-    MOST,
-    name_of_plan,
-    numbers_of_stages,
-    reason_of,
-)
+from tfpar.planning.inter_op.choosing import choose, needed_bytes, reason_of
+from tfpar.planning.inter_op.enumerate_pipelines import MOST, numbers_of_stages
 from tfpar.planning.inter_op.placing import Placing, Proposing
 from tfpar.planning.inter_op.three_d.from_step import LaidOut, step_table
 from tfpar.planning.inter_op.three_d.problem import StrategyProblem
@@ -38,12 +35,11 @@ from tfpar.planning.inter_op.three_d.searches import Ranked, best_of_kinds, rank
 from tfpar.planning.inter_op.three_d.strategy import Strategy3D
 from tfpar.planning.memory.relayout import fastest_plan
 from tfpar.planning.meshes import LogicalMesh
-from tfpar.planning.objective import UNCERTAINTY
 from tfpar.planning.request import PlanRequest
 from tfpar.planning.step_search import StepEvaluator, StepSearch
 from tfpar.plans import RejectedCandidate
 from tfpar.plans.equivalence import execution_key
-from tfpar.spec import MemoryLimitError, PlanError, ScheduleError, SpecError, TfparError
+from tfpar.spec import PlanError, ScheduleError, SpecError, TfparError
 from tfpar.spec.quantities import format_seconds
 
 FINALISTS = 3
@@ -109,7 +105,7 @@ class StrategySearch(Placing):
         for one in self._strategies():
             yield from self._plan(one)
         if not self._found:
-            raise min(self._errors, key=_needed)
+            raise min(self._errors, key=needed_bytes)
 
     def _strategies(self) -> Iterator[StrategyPipeline]:
         """Yield all of them, until there are none, for whichever reason."""
@@ -193,17 +189,7 @@ class StrategySearch(Placing):
         faster."""
         if not self._found:
             return None if self.placed is None else SearchResult(self.placed)
-        ranked = sorted(self._found, key=lambda one: one.seconds)
-        near = ranked[0].seconds * (1 + UNCERTAINTY)
-        without = (one for one in ranked if one.plan.stages is None and one.seconds <= near)
-        best = next(without, ranked[0])
-        others = tuple(one for one in ranked if one is not best)
-        rivals = [
-            RejectedCandidate(name_of_plan(one.plan), one.plan.cost, plan=one.plan)
-            for one in others
-        ]
-        plan = dataclasses.replace(best.plan, rivals=(*rivals, *self._lost))
-        return SearchResult(dataclasses.replace(best, plan=plan), others)
+        return choose(self._found, self._lost)
 
 
 def propose(
@@ -312,17 +298,7 @@ def _with_names(cluster: Cluster) -> Cluster:
     return dataclasses.replace(cluster, nodes=nodes)
 
 
-def _name(proposal: StrategyPipeline) -> str:
+def _name(one: StrategyPipeline) -> str:
     """`2 stages, 8 microbatches, each data=4 x model=2`."""
-    pipeline = proposal.pipeline
-    if pipeline is None:
-        return "no stages"
-    stages, count = pipeline.order.num_stages, pipeline.order.num_microbatches
-    again = ", recomputing" if pipeline.recompute else ""
-    each = f", each {proposal.meshes[0].mesh}" if proposal.meshes else ""
-    name = f"{stages} stages" if stages > 1 else "no stages"
-    return f"{name}, {count} microbatches{again}{each}"
-
-
-def _needed(error: TfparError) -> float:
-    return error.needed_bytes if isinstance(error, MemoryLimitError) else math.inf
+    each = f", each {one.meshes[0].mesh}" if one.meshes else ""
+    return describe_pipeline(one.pipeline) + each

@@ -1,4 +1,4 @@
-"""The memory loop: named moves, cheapest seconds per byte first, until a plan fits.
+"""The memory loop: named moves, from cheap to dear, until a plan fits.
 
 A plan that does not fit is changed by moves: its optimizer slots are sharded, or offloaded; other
 blocks are recomputed; another layout is searched, or another cut. Each move is tried from what was
@@ -66,9 +66,7 @@ class MemoryFit:
         """
         best = self._best_of(start, moves)
         cut_short = any(plan.cut_short for plan in self.tried)
-        return dataclasses.replace(
-            best, cut_short=cut_short, attempts=(*best.attempts, *self._attempts)
-        )
+        return dataclasses.replace(best, cut_short=cut_short, attempts=tuple(self._attempts))
 
     def refine(self, plan: Plan, moves: Iterable[MemoryMove]) -> Plan:
         """Return the best plan that `moves` make of a priced one, on their own; the log goes on."""
@@ -76,13 +74,12 @@ class MemoryFit:
 
     def _best_of(self, start: Plan | None, moves: Iterable[MemoryMove]) -> Plan:
         if start is not None:
-            self.tried.append(start)
+            self._add(start)
         for move in moves:
             if self.is_settled():
                 break
             for plan in move.plans(self):
-                self._log(move.name, plan)
-                self.tried.append(plan)
+                self._add(plan, move.name)
         return self.best()
 
     def fits(self, plan: Plan) -> bool:
@@ -99,12 +96,14 @@ class MemoryFit:
             self.fits(plan) and is_near(plan, self.tried[0]) for plan in self.tried
         )
 
-    def _log(self, move: str, plan: Plan) -> None:
-        if plan.cost is not None:
-            cost = plan.cost
-            self._attempts.append(
-                MemoryAttempt(move, cost.seconds, cost.memory_bytes, self.fits(plan))
-            )
+    def _add(self, plan: Plan, move: str = "") -> None:
+        """Add a plan to what was tried, and to the log what was tried on the way to it."""
+        self._attempts += plan.attempts
+        cost = plan.cost
+        if move and cost is not None:
+            fits = self.fits(plan)
+            self._attempts.append(MemoryAttempt(move, cost.seconds, cost.memory_bytes, fits))
+        self.tried.append(dataclasses.replace(plan, attempts=()))
 
 
 def is_near(plan: Plan, other: Plan) -> bool:

@@ -310,7 +310,7 @@ def _replace(model: keras.Model, method: str, replacement: Callable[..., Any]) -
     object.__setattr__(model, method, call)
 
 
-# --- Single-writer hooks for KerasHub's files (presets ---
+# --- Single-writer hooks for KerasHub's files: presets, adapters, exports ---
 #
 # Its models, preprocessors, tokenizers and converters open their files themselves. Here the first
 # rank does so, and the others hand it what they store of split weights.

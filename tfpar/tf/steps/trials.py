@@ -21,7 +21,7 @@ from tfpar.ir.lasting_effects import find_lasting_effect
 from tfpar.ir.roles import changes_weights
 from tfpar.observability.report.trials import trial_text
 from tfpar.planning.deadline import Deadline
-from tfpar.planning.inter_op.enumerate_pipelines import name_of_plan
+from tfpar.planning.inter_op.choosing import name_of_plan
 from tfpar.plans import Plan, TrialResult
 from tfpar.progress import Reporter, reporting
 from tfpar.spec import TfparError

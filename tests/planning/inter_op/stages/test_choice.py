@@ -21,11 +21,8 @@ from tfpar.planning.candidates import (
 )
 from tfpar.planning.drive import search_plan
 from tfpar.planning.incumbent import SearchInterrupted
-from tfpar.planning.inter_op.enumerate_pipelines import (
-    EnumeratePipelines,
-    name_of_plan,
-    numbers_of_stages,
-)
+from tfpar.planning.inter_op.choosing import name_of_plan
+from tfpar.planning.inter_op.enumerate_pipelines import EnumeratePipelines, numbers_of_stages
 from tfpar.planning.inter_op.relaxed_estimate import RelaxedEstimate
 from tfpar.planning.objective import UNCERTAINTY
 from tfpar.plans import PipelinePlan, Plan
