@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -75,6 +76,17 @@ def test_no_docstring_opens_with_a_clause():
         for line in clause.findall(path.read_text(encoding="utf-8"))
     }
     assert not opened
+
+
+def test_nothing_follows_the_program_of_a_module():
+    """A module that runs as a program would end before what stands below is defined."""
+    programs = 0
+    for path in (ROOT / "tfpar").rglob("*.py"):
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+        at = [i for i, s in enumerate(body) if isinstance(s, ast.If) and "__name__" in ast.dump(s)]
+        programs += len(at)
+        assert at in ([], [len(body) - 1]), path
+    assert programs > 1
 
 
 def test_the_version_is_in_one_place():

@@ -300,10 +300,6 @@ def _unpack(archive: Path, folder: Path) -> Path:
     return folder / archive.name.removesuffix(".tar.gz")
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 # --- Commands of a build: run with a time limit, all they print kept in one file ---
 
 _TELLING = re.compile(r"\berror\b|fatal|killed|no such file|not found|cannot|could not", re.I)
@@ -382,3 +378,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     except ProcessLookupError:
         pass
     process.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
