@@ -4,8 +4,7 @@ import pytest
 
 from tests.clusters import device, two_levels
 from tfpar.cluster.network import Link
-from tfpar.cost.buckets import BUCKET_SIZES, best_buckets
-from tfpar.cost.terms import Terms
+from tfpar.cost.terms import BUCKET_SIZES, Terms, best_buckets
 from tfpar.ir.roles import When
 from tfpar.spec import Mesh
 

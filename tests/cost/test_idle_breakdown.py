@@ -8,8 +8,7 @@ import pytest
 
 from tests.planning.inter_op.stages.steps import Staged, machines
 from tfpar.cost.cost import Cost
-from tfpar.cost.idle_breakdown import split_idle_time
-from tfpar.cost.pipeline_cost_model import PipelineCostModel, bottleneck_cost
+from tfpar.cost.pipeline_cost_model import PipelineCostModel, bottleneck_cost, split_idle_time
 from tfpar.pipeline.generators import generate
 
 SCHEDULE = generate("1f1b", 2, 4)

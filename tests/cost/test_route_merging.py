@@ -7,8 +7,7 @@ import random
 import pytest
 
 from tests.planning.inter_op.three_d.tables import cluster
-from tfpar.cost.pipeline_model import StageNetwork, StageProfile, StageRoute
-from tfpar.cost.route_merging import merge_symmetric_routes
+from tfpar.cost.pipeline_model import StageNetwork, StageProfile, StageRoute, merge_symmetric_routes
 from tfpar.cost.simulator import simulate
 from tfpar.pipeline.generators import generate
 from tfpar.pipeline.graph import task_graph

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tfpar.cluster.description import Cluster, Device, Level
-from tfpar.cost.slices import ScatterGatherCost
+from tfpar.cost.stage_transfers import ScatterGatherCost
 from tfpar.spec import Mesh, Replicate, Shard
 
 DEVICE = Device({"float32": 1e12}, 1e9, 1e12)

@@ -9,7 +9,7 @@ from tests.cost import test_memory
 from tests.partitioned import devices
 from tests.planning.tiny import Step, chain, problem
 from tests.propagation.by_hand import PAIR, ByHand, specs
-from tfpar.cost.overlap import hidden_by_chunks
+from tfpar.cost.sub_batch_cost import hidden_by_chunks
 from tfpar.ir.text import parse_graph
 from tfpar.planning.folding.folded_model import FoldedModel
 from tfpar.planning.intra_op.rhino.axis_space import AxisStrategySpace, Chosen
@@ -139,7 +139,7 @@ def test_six_layers_fold_to_three():
 
 
 def test_half_of_what_is_waited_for_hides_behind_two_chunks():
-    """Of `cost.overlap`."""
+    """Of `cost.sub_batch_cost`."""
     assert hidden_by_chunks(10e-3, 4e-3, 2, 1.0) == pytest.approx(2e-3)
     assert hidden_by_chunks(10e-3, 4e-3, 4, 1.0) == pytest.approx(3e-3)
     assert hidden_by_chunks(10e-3, 4e-3, 2, 0.2) == pytest.approx(1e-3)

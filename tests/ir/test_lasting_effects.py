@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tests.propagation.by_hand import FLOAT, ByHand
+from tfpar.ir.effects import find_lasting_effect
 from tfpar.ir.graph import FunctionRef, Graph
-from tfpar.ir.lasting_effects import find_lasting_effect
 
 
 def step() -> ByHand:

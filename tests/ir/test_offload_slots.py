@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tfpar.ir.graph import DType, Gradient, Graph, Op, Variable
-from tfpar.ir.passes.offload_slots import offload_slots
+from tfpar.ir.passes.slots import offload_slots
 from tfpar.ir.text import format_graph, parse_graph
 from tfpar.ir.traits import GIVES, ON_HOST, TAKES
 from tfpar.spec import PlanError

@@ -8,7 +8,7 @@ from tests.pipeline.arithmetic import Arithmetic, N, run
 from tests.pipeline.sent import sent
 from tests.pipeline.test_step_stages import Step
 from tfpar.ir.text import format_graph
-from tfpar.pipeline.copies import own_constants, read_once
+from tfpar.pipeline.stage_partition import own_constants, read_once
 
 
 def with_constants() -> Arithmetic:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.pipeline.test_step_stages import Step
 from tfpar.ir.roles import Roles
+from tfpar.pipeline.colocation import infer_variable_stages
 from tfpar.pipeline.step_stages import assignable, stages_of_step
-from tfpar.pipeline.variable_stages import infer_variable_stages
 
 
 def placed(step: Step, owners: dict[str, int], **fixed: int) -> dict[str, int]:

@@ -11,7 +11,7 @@ from tests.rewrite.test_stage_split import staged
 from tfpar.cluster.description import Cluster, Device, Level
 from tfpar.compile.local.local_graph import TASK
 from tfpar.compile.local.scatter_gather import Slicing
-from tfpar.cost.slices import ScatterGatherCost
+from tfpar.cost.stage_transfers import ScatterGatherCost
 from tfpar.pipeline.generators import generate
 from tfpar.spec import Mesh, Replicate, Shard
 

@@ -14,13 +14,19 @@ from collections.abc import Container, Iterator
 from typing import NamedTuple
 
 from tfpar.cluster.description import Cluster
-from tfpar.cost.buckets import best_buckets
 from tfpar.cost.collectives import collective_seconds
 from tfpar.cost.cost import Cost
-from tfpar.cost.op_compute import efficiency, entries, flops, functions, rate_of, sides
+from tfpar.cost.op_compute import (
+    efficiency,
+    entries,
+    flops,
+    functions,
+    rate_of,
+    sides,
+    update_seconds,
+)
 from tfpar.cost.packing_gain import PackingKey, PackingSets
-from tfpar.cost.terms import Terms
-from tfpar.cost.update import update_seconds
+from tfpar.cost.terms import Terms, best_buckets
 from tfpar.ir.graph import Op, Tensor, Variable, itemsize
 from tfpar.ir.kernels import InKernel
 from tfpar.ir.roles import BACKWARD, UPDATE, Roles, When
@@ -36,8 +42,8 @@ from tfpar.ir.traits import (
     WHOLE_UPDATES,
     is_free,
 )
-from tfpar.propagation.communication import Communication
 from tfpar.propagation.partitioned_graph import Decision, PartitionedGraph, Reshard
+from tfpar.propagation.reshard import Communication
 from tfpar.rules.rule import OpRule
 from tfpar.spec import Mesh, Replicate, Shard, Spec, local_length, local_shape
 

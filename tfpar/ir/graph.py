@@ -148,7 +148,7 @@ class Variable:
         handle: the resource tensor by which the graph's ops know it.
         place: where in its model it is, where that is known; see `ir.names`.
         offloaded: of an optimizer slot: it is in the memory of the host; of a weight: its slots do
-            (see `ir.passes.offload_slots`).
+            (see `ir.passes.slots`).
     """
 
     name: str

@@ -13,7 +13,7 @@ from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Graph, Op, Tensor, Variable, freeze
 from tfpar.ir.passes.block_sums import split_block_sums
 from tfpar.ir.passes.fold_constants import fold_constants
-from tfpar.ir.passes.separate_slots import find_separate_slots
+from tfpar.ir.passes.slots import find_separate_slots
 from tfpar.ir.roles import NARROW
 from tfpar.ir.traits import ADDITIONS, NEW_LISTS, REFERENCES, REGIONS, WHOLE_UPDATES
 from tfpar.propagation.caches import PropagationMemo

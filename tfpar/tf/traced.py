@@ -16,7 +16,7 @@ from tfpar.compile import simplify_step
 from tfpar.compile.dump import dump_of
 from tfpar.compile.passes import Observer, ignore_pass
 from tfpar.constraints import batch_axes
-from tfpar.ir.model_layers import ModelLayer
+from tfpar.ir.step import ModelLayer
 from tfpar.options import ClusterLike
 from tfpar.planning.completion import attach_partitioned
 from tfpar.planning.incumbent import SearchInterrupted

@@ -32,7 +32,7 @@ OF_THEIR_OWN = {
     "ir/builder.py": "what each gives of a dtype of its own",
     "ir/constants.py": "how each is evaluated",
     "ir/passes/infer_lists.py": "where each has its element",
-    "ir/passes/offload_slots.py": "what computes each write beside the variable",
+    "ir/passes/slots.py": "what computes each write beside the variable",
     "ir/passes/predicate_branches.py": "how each write is undone",
     "ir/passes/trim.py": "why each is left out",
     "pipeline/partial_sums.py": "how those of microbatches are put together",

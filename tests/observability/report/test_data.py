@@ -14,7 +14,7 @@ from tests.plan.graphs import partition, placeholder, read, variable
 from tfpar.cluster.lookup import find_cluster
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType
-from tfpar.ir.model_layers import ModelLayer
+from tfpar.ir.step import ModelLayer
 from tfpar.observability.report.data.build import build_report
 from tfpar.observability.report.data.schema import Report, read_report
 from tfpar.observability.report.summary import summary

@@ -22,7 +22,7 @@ from tfpar.compile.local.local_graph import TASK
 from tfpar.compile.local.programs import ProgramSet
 from tfpar.compile.local.reshard import COLLECTIVE_TYPES
 from tfpar.compile.local.transfers import TRANSFER_TYPES, channels_of
-from tfpar.cost.slices import ScatterGatherCost
+from tfpar.cost.stage_transfers import ScatterGatherCost
 from tfpar.pipeline.generators import FAMILIES, generate
 from tfpar.spec import Mesh, Replicate, RuntimeMismatchError, Shard
 from tfpar.tf.runtime.executable import link

@@ -5,7 +5,7 @@
     part = Slice(h): a half each       ->   h = AllGather(part)
 
 Each rank sends one slice to its like, and these gather what they got (Narayanan et al., 2021,
-§4.1). Whether that is faster is for prices to say (`cost.slices`).
+§4.1). Whether that is faster is for prices to say (`cost.stage_transfers`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tfpar.spec import Spec, local_shape
 
 
 class Slicing(Protocol):
-    """Says what is sent in slices; see `cost.slices.ScatterGatherCost`."""
+    """Says what is sent in slices; see `cost.stage_transfers.ScatterGatherCost`."""
 
     def axes(
         self, spec: Spec, parts: Sequence[Sequence[int]], num_bytes: int, source: int, target: int

@@ -31,8 +31,8 @@ from tfpar.ir.effects import OUTSIDE, Accesses
 from tfpar.ir.graph import DType, FunctionRef, Graph, Op, Shape, Tensor
 from tfpar.ir.traits import ASSIGNMENTS, CONSTANTS, REFERENCES
 from tfpar.pipeline import Schedule
-from tfpar.pipeline.actor_ranks import groups_of
 from tfpar.pipeline.graph import RECEIVE_AHEAD
+from tfpar.pipeline.pipeline import groups_of
 from tfpar.pipeline.step_stages import can_be_sent
 from tfpar.propagation.partitioned_graph import PartitionedGraph
 from tfpar.spec import TfparError

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from keras import tree
 
-from tfpar.ir.data_dependence import find_updates_without
+from tfpar.ir.effects import find_updates_without
 from tfpar.ir.traits import STATEFUL_DRAWS
 from tfpar.observability.verification.noise import COARSE_ROUNDINGS, ROUNDINGS, rounding_noise
 from tfpar.observability.verification.recording import HeldGradients, recording_step

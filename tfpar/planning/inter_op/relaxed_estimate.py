@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from tfpar.cluster.description import Cluster
-from tfpar.cost.microbatches import microbatched_cost
+from tfpar.cost.sub_batch_cost import microbatched_cost
 from tfpar.ir.collection import collection_paused
 from tfpar.ir.roles import BACKWARD, FORWARD, UPDATE
 from tfpar.pipeline import Pipeline

@@ -26,7 +26,7 @@ from tfpar.compile.local.scatter_gather import Slicing
 from tfpar.compile.local.stage_split import PipelineLowering
 from tfpar.compile.local.xla_regions import find_uncompiled_ops
 from tfpar.compile.passes import Observer, ignore_pass
-from tfpar.cost.slices import ScatterGatherCost
+from tfpar.cost.stage_transfers import ScatterGatherCost
 from tfpar.ir.graph import Graph, Op, Tensor, Variable
 from tfpar.ir.names import VariableName
 from tfpar.ir.roles import BACKWARD, Roles

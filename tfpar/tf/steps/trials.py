@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tfpar.compile.local.rank_local_axis import NotRepeatableError
-from tfpar.ir.lasting_effects import find_lasting_effect
+from tfpar.ir.effects import find_lasting_effect
 from tfpar.ir.roles import changes_weights
 from tfpar.observability.report.trials import trial_text
 from tfpar.planning.deadline import Deadline

@@ -16,7 +16,7 @@ from tfpar.compile.local.uneven_program import build_uneven_program
 from tfpar.cost.cost import Cost
 from tfpar.cost.pipeline_cost import PipelineCost
 from tfpar.cost.pipeline_cost_model import PipelineCostModel, bottleneck_cost, staged_cost
-from tfpar.cost.slices import ScatterGatherCost
+from tfpar.cost.stage_transfers import ScatterGatherCost
 from tfpar.cost.task_partition import TaskPartition
 from tfpar.ir.graph import Op
 from tfpar.ir.roles import BACKWARD, Roles

@@ -18,10 +18,10 @@ from tfpar.compile.local.microbatch_rounds import schedule_rounds
 from tfpar.compile.local.rank_local_axis import Repetition
 from tfpar.cost.cost import Cost
 from tfpar.cost.evaluate import evaluate
-from tfpar.cost.microbatches import microbatched_cost
 from tfpar.cost.pipeline_cost import PipelineCost
 from tfpar.cost.pipeline_cost_model import bottleneck_cost, staged_cost
 from tfpar.cost.stage_transfers import StageTransfers
+from tfpar.cost.sub_batch_cost import microbatched_cost
 from tfpar.cost.task_partition import TaskPartition
 from tfpar.ir.passes.copy import copy_graph
 from tfpar.ir.roles import FORWARD, Roles

@@ -14,9 +14,8 @@ from tfpar.cluster.description import Cluster, Level
 from tfpar.compile.local.local_graph import TASK
 from tfpar.cost.collectives import collective_seconds
 from tfpar.cost.pipeline_cost_model import staged_cost
-from tfpar.cost.slices import ScatterGatherCost
 from tfpar.cost.stage_breakdown import stage_prices
-from tfpar.cost.stage_transfers import StageTransfers
+from tfpar.cost.stage_transfers import ScatterGatherCost, StageTransfers
 from tfpar.ir.graph import itemsize
 from tfpar.pipeline.generators import generate
 from tfpar.spec import UnevenMesh

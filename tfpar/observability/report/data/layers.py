@@ -10,8 +10,8 @@ import numpy as np
 from tfpar.cost.op_compute import flops
 from tfpar.cost.patterns import patterns
 from tfpar.ir.graph_nodes import GraphNode, NodeGraph
-from tfpar.ir.model_layers import ModelLayer
 from tfpar.ir.roles import FORWARD, PHASES, Roles
+from tfpar.ir.step import ModelLayer
 from tfpar.ir.traits import CONSTANTS
 from tfpar.observability.report.data.attribution import LayerAttribution
 from tfpar.observability.report.data.schema import ByPhase, BytesByKind, LayerSummary, Repeat

@@ -1,4 +1,6 @@
-"""Optimizer slots in the memory of the host, on the device only while their weight is updated.
+"""Optimizer slots apart from their weights: in the memory of the host, or with specs of their own.
+
+In the memory of the host they are on the device only while their weight is updated.
 
     m = ReadVariableOp(%slot)                  m = ReadVariableOp(%slot)    on the host
     d = Mul(Sub(%gradient, m), rate)           d = Mul(Sub(%gradient, m), rate)
@@ -10,7 +12,7 @@ A step reads each slot once and writes it once, on the host; in between the devi
 without: the same kernels on the same numbers. So slots cross the link once each way, whatever the
 optimizer. (ZeRO-Offload updates weights on the CPU, which moves the gradient down and the weight
 up: half as much for Adam. But an optimizer of single ops goes over all arrays many times, see
-`cost.update`, and the memory of a host is no faster than the link.)
+`cost.op_compute`, and the memory of a host is no faster than the link.)
 
 Where slots are read early, all would be on the device at once. So a read waits, by control edges,
 for the gradient of its weight, and until slots that were read before are back on the host: those of
@@ -206,3 +208,49 @@ class _Writer:
         weight = self._weight[handle]
         self._stored[weight] = [*self._stored.pop(weight, ()), store]
         return store
+
+
+# --- specs of their own ---------------------------------------------------------------------
+#     %gradient -> AssignSub(%weight)     becomes     %gradient -> Identity -> AssignSub(%weight)
+#
+# The Identity stands for the optimizer's work and has the spec of the slots: if these are split, it
+# reads the gradient split (a reduce-scatter), and the weight is given the whole of it (a gather).
+
+_MARK = "slots_of"
+
+
+def name_of_slots(weight: str) -> str:
+    """Return the name of the tensor that a weight's optimizer computes."""
+    return f"slots/{weight}:0"
+
+
+def separate_slots(
+    graph: Graph, stand_ins: Collection[Op], weights: Collection[str]
+) -> tuple[Graph, dict[Op, Op]]:
+    """Return a copy of a planning graph in which the slots of some weights can have other specs
+    than these, and the copy of each op.
+
+    Args:
+        stand_ins: the updates (`PlanningGraph.stand_ins`).
+        weights: names of variables.
+    """
+    found, copies = copy_graph(graph)
+    names = {v.handle: v.name for v in found.variables}
+    before: dict[Op, Op] = {}
+    for op in stand_ins:
+        update = copies[op]
+        weight, gradient = names[update.inputs[0]], update.inputs[1]
+        if weight in weights:
+            slots = Op(name_of_slots(weight).removesuffix(":0"), "Identity", [gradient])
+            slots.attrs = {"T": DType(gradient.dtype), _MARK: weight}
+            update.inputs[1] = slots.add_output(gradient.shape, gradient.dtype)
+            before[update] = slots
+    ops = [new for op in found.ops for new in (*filter(None, [before.get(op)]), op)]
+    apart = Graph(ops, found.inputs, found.outputs, found.variables, found.functions, found.effects)
+    return apart, copies
+
+
+def find_separate_slots(graph: Graph) -> Mapping[str, Tensor]:
+    """Find the tensor that stands for the optimizer's work on each weight whose slots are sharded
+    separately, by the weight's name."""
+    return {str(op.attrs[_MARK]): op.outputs[0] for op in graph.ops if _MARK in op.attrs}
