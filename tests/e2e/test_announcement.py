@@ -9,7 +9,7 @@ import pytest
 from keras import layers
 
 import tfpar as tap
-from tfpar.observability.report.slower import why_slower
+from tfpar.observability.report.data.diagnosis import why_slower
 from tfpar.planning.intra_op.gain import DEFAULT_STEPS
 from tfpar.planning.intra_op.tap.planner import TapPlanner
 from tfpar.spec.quantities import format_bytes, format_seconds

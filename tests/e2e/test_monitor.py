@@ -21,7 +21,7 @@ import tfpar as tap
 from tests.cases import nightly
 from tests.e2e.test_pipelines_found import deep, machines, rows
 from tests.slow_links import slow_all_reduces
-from tfpar.cost.model_flops import model_flops
+from tfpar.cost.op_compute import model_flops
 from tfpar.observability.monitor.step_parts import DATA, WORK
 from tfpar.spec import ArgumentError, TfparError
 from tfpar.tf.keras.adapter import parallel_model

@@ -15,7 +15,7 @@ from tests.e2e.test_overlap import Counting
 from tests.equivalence import assert_equivalent
 from tfpar.cluster.description import Cluster, Level
 from tfpar.cluster.network import Link
-from tfpar.observability.report.rejected_candidates import explain_rejection
+from tfpar.observability.report.candidates import explain_rejection
 from tfpar.planning.inter_op.stages.break_even import NEAR
 from tfpar.planning.objective import UNCERTAINTY
 from tfpar.spec import ArgumentError, SpecError

@@ -7,8 +7,10 @@ import math
 from collections.abc import Mapping, Sequence
 
 from tfpar.cluster.description import Cluster
-from tfpar.ir.graph import Op
-from tfpar.ir.traits import IN_FLIGHT, MATRIX_PRODUCTS
+from tfpar.ir.graph import Op, Tensor
+from tfpar.ir.passes.recompute import is_recomputed
+from tfpar.ir.traits import BRANCHES, IN_FLIGHT, LOOPS, MATRIX_PRODUCTS
+from tfpar.propagation.partitioned_graph import PartitionedGraph
 from tfpar.rules.rule import OpRule
 
 # Position of the filter, and of the tensor with one entry per output pixel and channel (-1: the
@@ -181,6 +183,18 @@ def _convolution(pixels: int, kernel: tuple[int, ...], op_type: str) -> float:
     return 2.0 * pixels * math.prod(kernel) / max(channels, 1)
 
 
+def trips(op: Op) -> int:
+    """Find how often the body of a loop runs, read off the lists that it walks; 1 for other ops."""
+    if op.type not in LOOPS:
+        return 1
+    lengths = [t.shape[0] for t in (*op.inputs, *op.outputs) if _is_list(t)]
+    return max((n for n in lengths if n), default=1)
+
+
+def _is_list(tensor: Tensor) -> bool:
+    return tensor.dtype == "variant" and bool(tensor.shape)
+
+
 # --- update ---------------------------------------------------------------------------------
 # What it costs where the graph holds only stand-ins for it. A plan is searched without tracing the
 # optimizer (`ir.planning_graph`): all that is known of it is its *state ratio*, bytes of slots per
@@ -222,3 +236,29 @@ def temporaries(trainable: bool, state_ratio: float | None, away: bool = False) 
     if state_ratio is None:
         return 0 if trainable or away else 1
     return (2 if state_ratio else 1) + (IN_FLIGHT * state_ratio if away else 0)
+
+
+# --- FLOPs of a step, whatever runs it ------------------------------------------------------
+
+
+def model_flops(partitioned: PartitionedGraph) -> Mapping[str, float]:
+    """Count the floating-point operations of the matrix products and convolutions of a step on the
+    whole batch, by dtype.
+
+    What a plan computes again counts once, and what several ranks compute alike, too; a loop
+    counts for each of its trips, where it is known how many there are, a branching as its longest
+    branch.
+    """
+    found: dict[str, float] = {}
+    for op, decision in partitioned.decisions.items():
+        bodies = [model_flops(body) for body in decision.bodies.values()]
+        if op.type in BRANCHES and bodies:
+            bodies = [max(bodies, key=lambda work: sum(work.values()))]
+        for work in bodies:
+            for dtype, count in work.items():
+                found[dtype] = found.get(dtype, 0.0) + trips(op) * count
+        count = flops(op, partitioned.prepared.rules[op])
+        if count and not is_recomputed(op):
+            dtype = op.outputs[0].dtype
+            found[dtype] = found.get(dtype, 0.0) + count
+    return found

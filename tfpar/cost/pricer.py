@@ -23,6 +23,7 @@ from tfpar.cost.op_compute import (
     functions,
     rate_of,
     sides,
+    trips,
     update_seconds,
 )
 from tfpar.cost.packing_gain import PackingKey, PackingSets
@@ -35,7 +36,6 @@ from tfpar.ir.traits import (
     FREE,
     GIVES,
     IN_FLIGHT,
-    LOOPS,
     ON_HOST,
     READ_PART,
     TAKES,
@@ -414,18 +414,6 @@ class Pricer:
             host_slot_bytes=terms.host_slot_bytes,
             host_activation_bytes=terms.host_activation_bytes,
         )
-
-
-def trips(op: Op) -> int:
-    """Find how often the body of a loop runs, read off the lists that it walks; 1 for other ops."""
-    if op.type not in LOOPS:
-        return 1
-    lengths = [t.shape[0] for t in (*op.inputs, *op.outputs) if _is_list(t)]
-    return max((n for n in lengths if n), default=1)
-
-
-def _is_list(tensor: Tensor) -> bool:
-    return tensor.dtype == "variant" and bool(tensor.shape)
 
 
 @functools.lru_cache(maxsize=65536)

@@ -11,9 +11,9 @@ from tfpar.cluster.network import find_measurement as found_for
 from tfpar.cluster.network import link_of
 from tfpar.compile.local.transfers import channels_of
 from tfpar.cost.collectives import collective_seconds, transfer_seconds
+from tfpar.jobs.calibration.calibrate import measure
 from tfpar.jobs.calibration.kernels import kernels_of
 from tfpar.jobs.calibration.links import neighbours
-from tfpar.jobs.calibration.measure import measure
 from tfpar.jobs.calibration.workload import ON_CPU, MachineInfo
 from tfpar.spec import Mesh
 from tfpar.spec.names import COLLECTIVES

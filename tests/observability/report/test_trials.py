@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tests.observability.report.test_rejected_candidates import CHOSEN
+from tfpar.observability.report.candidates import trial_text, trials_table
 from tfpar.observability.report.data.build import candidates_of
-from tfpar.observability.report.trials import trial_text, trials_table
 from tfpar.plans import Plan, TrialResult
 from tfpar.spec import Mesh
 

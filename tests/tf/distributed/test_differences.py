@@ -16,8 +16,7 @@ from tfpar.options import Options
 from tfpar.settings import Settings
 from tfpar.spec import RuntimeMismatchError
 from tfpar.tf.distributed import world
-from tfpar.tf.distributed.models import agree_on_model
-from tfpar.tf.distributed.options import agree_on_options
+from tfpar.tf.distributed.consistency import agree_on_model, agree_on_options
 
 
 class World(Talking):

@@ -26,9 +26,12 @@ from collections.abc import Collection, Hashable, Iterator, Mapping
 import numpy as np
 
 from tfpar.compile.local.local_graph import LocalProgram, build_local_program
-from tfpar.compile.local.rank_local_axis import NotRepeatableError, RankLocalAxis
+from tfpar.compile.local.rank_local_axis import (
+    NotRepeatableError,
+    RankLocalAxis,
+    constant_of_sub_batch,
+)
 from tfpar.compile.local.reshard import CHUNK, COLLECTIVE_TYPES, ONCE
-from tfpar.compile.local.sub_batch_bodies import constant_of_sub_batch
 from tfpar.ir.graph import Graph, Op, Tensor
 from tfpar.ir.order import sort_topologically
 from tfpar.ir.traits import SOURCES

@@ -31,9 +31,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 
 from tfpar.compile.local.local_graph import NOWHERE, LocalProgram
-from tfpar.compile.local.rank_local_axis import NotRepeatableError, Repetition
+from tfpar.compile.local.rank_local_axis import (
+    NotRepeatableError,
+    Repetition,
+    constant_of_sub_batch,
+)
 from tfpar.compile.local.reshard import COLLECTIVE_TYPES, ONCE
-from tfpar.compile.local.sub_batch_bodies import constant_of_sub_batch
 from tfpar.ir.graph import Op, Tensor
 from tfpar.ir.traits import SOURCES
 from tfpar.spec import Shard

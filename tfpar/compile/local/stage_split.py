@@ -23,8 +23,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from tfpar.compile.local.local_graph import TASK, LocalProgram, StagePass, build_local_program
 from tfpar.compile.local.programs import Group, ProgramSet
 from tfpar.compile.local.reshard import COLLECTIVE_TYPES, ONCE
-from tfpar.compile.local.scatter_gather import Slicing, scatter_gather_transfers
-from tfpar.compile.local.sinking import sink_all_gathers, sink_input_slices
+from tfpar.compile.local.scatter_gather import (
+    Slicing,
+    scatter_gather_transfers,
+    sink_all_gathers,
+    sink_input_slices,
+)
 from tfpar.compile.local.transfers import recv, send
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.effects import OUTSIDE, Accesses

@@ -17,12 +17,17 @@ from tfpar.ir.graph import Graph, Op, Shape, Tensor, itemsize
 from tfpar.ir.graph_nodes import GraphNode, NodeGraph, cluster
 from tfpar.ir.roles import FORWARD, Roles
 from tfpar.ir.shared_subgraphs import Signatures, prune_graph, repeated_blocks
+from tfpar.observability.report.candidates import explain_rejection
 from tfpar.observability.report.data.attribution import shares_of, stage_of_layer
 from tfpar.observability.report.data.diagnosis import PlanDiagnosis
-from tfpar.observability.report.data.layers import layers_of
-from tfpar.observability.report.data.overview import build_overview, cost_of, machines_of, parts_of
-from tfpar.observability.report.data.paths import paths_of
-from tfpar.observability.report.data.pipeline import pipeline_of
+from tfpar.observability.report.data.layers import layers_of, paths_of
+from tfpar.observability.report.data.overview import (
+    build_overview,
+    cost_of,
+    machines_of,
+    parts_of,
+    pipeline_of,
+)
 from tfpar.observability.report.data.schema import (
     CandidateSummary,
     Collective,
@@ -38,7 +43,6 @@ from tfpar.observability.report.data.schema import (
     read_report,
 )
 from tfpar.observability.report.data.variables import variables_of
-from tfpar.observability.report.rejected_candidates import explain_rejection
 from tfpar.observability.report.variables import placement_text
 from tfpar.plans import Plan
 from tfpar.propagation.partitioned_graph import PartitionedGraph

@@ -16,7 +16,6 @@ from tfpar.observability.report.data.schema import (
     RunWhole,
     WithoutRule,
 )
-from tfpar.observability.report.slower import why_slower
 from tfpar.spec.quantities import format_bytes, format_seconds
 
 MOST_HINTS = 3
@@ -148,3 +147,28 @@ class PlanDiagnosis:
             return
         nearest = min(others, key=lambda c: c.seconds or 0.0)
         yield f"Next best: {nearest.name}, {nearest.why}."
+
+
+# --- slower than one device -----------------------------------------------------------------
+
+TELLABLE = 0.02
+"""By what part of a step a plan has to be slower for a word of it."""
+
+
+def why_slower(
+    seconds: float, one_device_s: float, *, ranks: int, fits: bool, is_constrained: bool
+) -> str:
+    """Explain why a plan that takes `seconds` was taken, as the end of a sentence.
+
+    It is empty if the plan is not slower than one device.
+
+    Args:
+        fits: one device has room for the step.
+        is_constrained: the plan keeps to constraints.
+    """
+    if ranks == 1 or seconds <= one_device_s * (1 + TELLABLE):
+        return ""
+    if not fits:
+        return "slower than one device, which has no room for it"
+    asked = "constraints ask for it" if is_constrained else f"the mesh asks for {ranks} ranks"
+    return f"slower than one device, which has room: {asked}"

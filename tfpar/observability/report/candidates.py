@@ -1,4 +1,4 @@
-"""Rejected candidates of a pipeline search, and why they lost, as text."""
+"""Candidates as text: those that a search of pipelines rejected, and why; those that were tried."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tfpar.observability.report.data.schema import CandidateSummary
 from tfpar.observability.report.tables import render_table
+from tfpar.plans.trials import TrialResult
 from tfpar.spec.quantities import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -94,3 +96,29 @@ def _seconds(cost: Cost) -> dict[str, float]:
         "transfers": cost.transfer_s,
         "the bubble": cost.bubble_s,
     }
+
+
+# --- trials ---------------------------------------------------------------------------------
+
+_TRIAL_COLUMNS = ("Plan", "Predicted", "Measured", "Measured / predicted", "Why not")
+
+
+def trials_table(trials: Sequence[CandidateSummary]) -> str:
+    """Format each plan that was tried, the one that was taken first."""
+    rows = []
+    for trial in trials:
+        predicted, measured = trial.seconds, trial.measured_s
+        ratio = f"{measured / predicted:.2f}" if measured and predicted else ""
+        rows.append([trial.name, _shown(predicted), _shown(measured), ratio, trial.why])
+    return render_table("Plans that were tried", _TRIAL_COLUMNS, rows, numeric=range(1, 4))
+
+
+def trial_text(trial: TrialResult) -> str:
+    """`tried no stages, data=2: 12.00 ms a step (predicted 10.00 ms)`."""
+    assert trial.measured_s is not None, "a trial that ran"
+    text = f"tried {trial.name}: {format_seconds(trial.measured_s)} a step"
+    return text if trial.predicted_s is None else f"{text} (predicted {_shown(trial.predicted_s)})"
+
+
+def _shown(seconds: float | None) -> str:
+    return "" if seconds is None else format_seconds(seconds)
