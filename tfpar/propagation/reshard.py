@@ -27,8 +27,6 @@ from tfpar.spec import (
 )
 from tfpar.spec.names import COLLECTIVES
 
-LOCAL_STEPS = ("slice", "keep_first")
-
 
 @dataclasses.dataclass(frozen=True)
 class ReshardStep:

@@ -56,18 +56,18 @@ def _element(tensor: Tensor) -> tuple[int, ...]:
     return shape
 
 
-def _shape_lowering(operand: int, lists: str, position: int = 0) -> Lowering:
+def _shape_lowering(operand: int, lists: str) -> Lowering:
     """Lowering that gives input `operand` the local shape of an element.
 
-    The element is that of the list at `position` of the op's `lists`, "inputs" or "outputs".
+    The element is that of the first list of the op's `lists`, "inputs" or "outputs".
     """
 
     def lower(local: LocalOp) -> Sequence[Tensor]:
         given = local.op.inputs[operand]
         if lists == "inputs":
-            shape = _element(local.inputs[position])
+            shape = _element(local.inputs[0])
         else:
-            shape = local.local_output_shape(position)[1:]
+            shape = local.local_output_shape(0)[1:]
         inputs = list(local.inputs)
         # A scalar says that the shape is unknown, which holds anywhere; lists are scalars.
         if given.shape and local.op.attrs["element_dtype"] != "variant":

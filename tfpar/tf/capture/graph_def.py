@@ -34,9 +34,9 @@ def unique_name(name: str, taken: set[str]) -> str:
     return found
 
 
-def import_graph(graph_def: graph_pb2.GraphDef, name: str = "graph") -> tf.__internal__.FuncGraph:
+def import_graph(graph_def: graph_pb2.GraphDef) -> tf.__internal__.FuncGraph:
     """The graph of `graph_def`, with shapes inferred afresh."""
-    graph = tf.__internal__.FuncGraph(name)
+    graph = tf.__internal__.FuncGraph("graph")
     with graph.as_default():
         tf.import_graph_def(graph_def, name="")
     return graph

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import time
 import weakref
 from collections.abc import Iterator, Sequence
@@ -29,8 +28,6 @@ from tfpar.tf.session import Session
 from tfpar.tf.steps import CompiledFunction, SharedPlan
 from tfpar.tf.steps.trials import try_plans
 from tfpar.tf.variables.parallel_variable import ParallelVariable
-
-logger = logging.getLogger("tfpar")
 
 _UNKNOWN = (None, False, "")
 
