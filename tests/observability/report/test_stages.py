@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from tfpar.observability.report.data.schema import PipelineSummary, Stage
-from tfpar.observability.report.stages import idle_ranks, ranks_text, stages_tables
+from tfpar.observability.report.pipeline import idle_ranks, ranks_text, stages_tables
 
 GIB = 2.0**30
 FIRST = Stage(

@@ -197,7 +197,7 @@ def _read_value(user: Op, value: Tensor) -> list[Op]:
 
 # --- unused handles -------------------------------------------------------------------------
 # Functions that were traced while variables were split give shards to their loops and branches, in
-# which only the variables themselves are left (`tf.interop.variable_calls`).
+# which only the variables themselves are left (`tf.interop.variables`).
 
 _T = TypeVar("_T")
 

@@ -154,7 +154,7 @@ def capture_step(
             closure.append(external)
             closure_inputs.append(tensor)
             continue
-        if tensor not in read:  # a shard: see `tf.interop.variable_calls`
+        if tensor not in read:  # a shard: see `tf.interop.variables`
             continue
         variable = by_handle.get(id(external))
         if variable is None:

@@ -15,7 +15,7 @@ from tfpar.ir.passes.region_variables import drop_unused_handles, hoist_reads
 from tfpar.ir.traits import LOOPS, body_offset
 from tfpar.tf.interop.attributes import read_attr
 from tfpar.tf.interop.graphs import find_op_definition, graph_of_function
-from tfpar.tf.interop.variable_calls import CALL, plain_op
+from tfpar.tf.interop.variables import CALL, plain_op
 
 _DROPPED_ATTRS = frozenset({"_output_shapes", "_class", "_user_specified_name"})
 

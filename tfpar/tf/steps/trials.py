@@ -30,9 +30,9 @@ from tfpar.tf.capture.step import CapturedStep, argument_specs, batch_size_of, g
 from tfpar.tf.distributed.exchange import PeerLostError
 from tfpar.tf.runtime.executable import Executable
 from tfpar.tf.steps.compiled import CompiledFunction
-from tfpar.tf.variables.handles import plain_variable
 from tfpar.tf.variables.parallel_variable import ParallelVariable
 from tfpar.tf.variables.states import Sharded
+from tfpar.tf.variables.values import plain_variable
 
 if TYPE_CHECKING:
     from tfpar.tf.distributed.world import World

@@ -1,4 +1,5 @@
-"""Values cut into the shards that ranks store, and joined again."""
+"""Values of variables: cut into the shards that ranks store, joined again, and put behind
+handles."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfpar.spec import Mesh, Replicate, Shard, Spec, local_indices, local_shape
+from tfpar.tf.interop.variables import UninitializedVariable
 
 
 def cut_shard(value: tf.Tensor, spec: Spec, mesh: Mesh, rank: int) -> tf.Tensor:
@@ -53,3 +55,28 @@ def _join_axis(parts: Sequence[tf.Tensor], shard: Shard, shape: list[int]) -> tf
         size = [*head, outer, length, *tail]
         joined = tf.slice(joined, [0] * len(size), size)
     return tf.reshape(joined, shape)
+
+
+# --- values behind handles ------------------------------------------------------------------
+
+
+def plain_variable(value: tf.Tensor) -> tf.Variable:
+    """An ordinary variable, past any creator scope that is active."""
+    variable = UninitializedVariable(shape=value.shape, dtype=value.dtype, trainable=False)
+    variable.assign(value)
+    return variable
+
+
+def store(variable: tf.Variable, value: tf.Tensor) -> None:
+    """Put `value` behind the variable's handle, whatever shape is there now."""
+    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value, validate_shape=False)
+
+
+def release(variable: tf.Variable) -> None:
+    """Let go of the memory behind the variable's handle, which stays.
+
+    A function of the user's that was traced before would read it: it finds not-a-number.
+    """
+    dtype = variable.dtype
+    is_number = dtype.is_floating or dtype.is_complex
+    store(variable, tf.cast(float("nan"), dtype) if is_number else tf.zeros([0], dtype))
