@@ -138,8 +138,7 @@ def live_ops(graph: Graph) -> set[Op]:
         op = stack.pop()
         if op not in live:
             live.add(op)
-            stack += [t.op for t in op.inputs]
-            stack += op.control
+            stack += op.predecessors
     return live
 
 
@@ -175,12 +174,8 @@ def find_updates_without(graph: Graph, data: Iterable[Tensor]) -> list[Variable]
     variables, waiting = graph.variable_of(), {tensor.op for tensor in data}
     found: dict[Variable, None] = {}
     for op in graph.ops:
-        if op in waiting or not waiting.isdisjoint(_before(op)):
+        if op in waiting or not waiting.isdisjoint(op.predecessors):
             waiting.add(op)
         elif op.type not in VARIABLE_READS:
             found |= {variables[t]: None for t in op.inputs if t in variables}
     return [*found]
-
-
-def _before(op: Op) -> list[Op]:
-    return [*(tensor.op for tensor in op.inputs), *op.control]

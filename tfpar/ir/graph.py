@@ -133,6 +133,11 @@ class Op:
     def scope(self) -> str:
         return self.name.rpartition("/")[0]
 
+    @property
+    def predecessors(self) -> list[Op]:
+        """Ops that run before it: those that make its inputs, and those it waits for otherwise."""
+        return [*(t.op for t in self.inputs), *self.control]
+
     def __repr__(self) -> str:
         return f"<{self.type} {self.name}>"
 

@@ -21,7 +21,7 @@ At last the chunks are put in order, so that one computes while another's tensor
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Mapping
 
 import numpy as np
 
@@ -261,7 +261,7 @@ def stagger_chunks(graph: Graph, runs_for: Mapping[Op, frozenset[int]], chunks: 
         chunk = min(here[op])
         if op.type not in _UNORDERED and not any(
             intervals[b] == intervals[op] and min(here[b]) == chunk
-            for b in _before(op)
+            for b in op.predecessors
             if b.type not in _UNORDERED
         ):
             before = sent.get((intervals[op], chunk - 1), ())
@@ -276,13 +276,8 @@ def _intervals(graph: Graph, here: Mapping[Op, frozenset[int]]) -> dict[Op, int]
         intervals[op] = max(
             (
                 intervals[b] + (b.type in COLLECTIVE_TYPES or not here[op] <= here[b])
-                for b in _before(op)
+                for b in op.predecessors
             ),
             default=0,
         )
     return intervals
-
-
-def _before(op: Op) -> Iterator[Op]:
-    yield from (t.op for t in op.inputs)
-    yield from op.control

@@ -143,7 +143,7 @@ def _placed(
         place = places.get(op, NOWHERE)
         rounds = [0]
         sweeps = [2 * (latest.get(op, 1) - 1)]
-        for before in _before(op):
+        for before in op.predecessors:
             if before in found.once:
                 rounds.append(found.once[before])
                 sweeps.append(2 * found.once[before])  # all microbatches have gone by
@@ -165,15 +165,11 @@ def _next(sweep: int, maker: int, reader: int) -> int:
     return sweep if comes else sweep + 1
 
 
-def _before(op: Op) -> list[Op]:
-    return [*(t.op for t in op.inputs), *op.control]
-
-
 def _latest(program: LocalProgram, placed: MicrobatchRounds) -> dict[Op, int]:
     """The last round in which each op can run and be in time for all that reads it."""
     readers: dict[Op, list[Op]] = {}
     for op in program.graph.ops:
-        for before in dict.fromkeys(_before(op)):
+        for before in dict.fromkeys(op.predecessors):
             readers.setdefault(before, []).append(op)
     each = placed.sweep_of
     latest: dict[Op, int] = {}

@@ -6,8 +6,7 @@ import functools
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
@@ -22,7 +21,7 @@ from tfpar.jobs.calibration.workload import ALIKE, ON_CPU, ON_GPU, MachineInfo, 
 from tfpar.progress import reporting
 from tfpar.settings import MeshLike
 from tfpar.spec import Mesh, TfparError, arguments
-from tfpar.tf.distributed.world import World, this_world
+from tfpar.tf.distributed.world import World, on_first, this_world
 from tfpar.tf.runtime.detect import detect_cluster, every_rank
 from tfpar.tf.runtime.devices import memory_of
 from tfpar.tf.runtime.ranks import Ranks
@@ -62,7 +61,7 @@ def calibrate(
     world = this_world()
     if path is not None:
         check = functools.partial(check_writable, "cluster file", path, advice="Name another file.")
-        _on_first(world, "checking the cluster file", check)
+        on_first(world, "checking the cluster file", check)
     _check_gpus(mesh, world)
     ranks = Ranks.of(mesh.size, world)
     on_gpu = "GPU" in ranks.devices[0]
@@ -72,9 +71,9 @@ def calibrate(
             sizes = ON_GPU if on_gpu else ON_CPU
             found = measure(mesh, _machine(mesh, ranks), timer, sizes, report.tell)
     # Figures are agreed upon already; what is one file's on one rank is the same on all.
-    cluster = cluster_of(_on_first(world, "calibrating", lambda: describe(found)))
+    cluster = cluster_of(on_first(world, "calibrating", lambda: describe(found)))
     if path is not None:
-        _on_first(world, "writing the cluster file", lambda: write_cluster(cluster, path))
+        on_first(world, "writing the cluster file", lambda: write_cluster(cluster, path))
     return cluster
 
 
@@ -85,10 +84,6 @@ def _check_gpus(mesh: Mesh, world: World | None) -> None:
             f"The mesh {mesh} has {mesh.size} ranks, but this process sees {gpus} GPUs. Use a "
             f"smaller mesh, or set CUDA_VISIBLE_DEVICES=-1 to measure ranks on the CPU."
         )
-
-
-def _on_first(world: World | None, what: str, make: Callable[[], Any]) -> Any:
-    return make() if world is None else world.first(what, make)
 
 
 def _machine(mesh: Mesh, ranks: Ranks) -> MachineInfo:
