@@ -82,7 +82,7 @@ def planned(name: str, layers: int | None = None, nodes: int | None = None) -> d
         "memory_bytes": cost.memory_bytes,
         "rivals": [
             {"name": r.name, "step_s": None if r.cost is None else r.cost.seconds, "why": r.reason}
-            for r in plan.rivals
+            for r in plan.findings.rivals
         ],
         "plan_cpu_s": time.process_time() - start,
         "plan_s": time.perf_counter() - wall,

@@ -138,7 +138,7 @@ class SingleStagePricer:
         elif plan.chunks > 1 and self.pieces is not None:
             cut, _ = self._cut(plan.chunks, mesh)
             cost = chunked_cost(cost, cut, laid.mesh, machines, self.roles)
-        return dataclasses.replace(plan, cost=cost)
+        return plan.with_findings(cost=cost)
 
     def price_whole(self) -> Cost:
         """Price the batch in one piece."""
@@ -265,7 +265,7 @@ def combine_slowest(along: Sequence[Plan]) -> Plan:
     stages = found.stages
     if stages is not None:
         stages = dataclasses.replace(stages, cost=_slowest_stages(list(map(_staged, along))))
-    return dataclasses.replace(found, cost=cost, stages=stages)
+    return dataclasses.replace(found, stages=stages).with_findings(cost=cost)
 
 
 def _slowest_stages(along: Sequence[PipelineCost]) -> PipelineCost:
