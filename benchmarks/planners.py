@@ -221,7 +221,7 @@ def _counts(planner: Any) -> dict[str, int]:
 
 def _in_words(plan: Plan) -> str:
     """Stages and mesh, what splits the batch, and how many weights are split in which way."""
-    from tfpar.planning.inter_op.choosing import name_of_plan
+    from tfpar.planning.candidates import name_of_plan
     from tfpar.spec import Shard, format_spec
 
     split = collections.Counter(
