@@ -79,7 +79,7 @@ def find_plan(
             if conflict is None:
                 raise
             raise conflict_error(conflict, error, asked) from error
-    if cache is not None and not plan.cut_short:
+    if cache is not None and not plan.findings.cut_short:
         cache.put(problem, planner, plan)
     return plan
 
@@ -130,7 +130,8 @@ def _best_so_far(incumbent: Incumbent, problem: Problem) -> Plan | None:
     cost, partitioned = price_whole(plan, problem)
     if problem.excess_in_parts(cost):
         return None
-    plan = dataclasses.replace(plan, cluster=problem.cluster, cost=cost, cut_short=True)
+    plan = dataclasses.replace(plan, cluster=problem.cluster)
+    plan = plan.with_findings(cost=cost, cut_short=True)
     return price_in_microbatches(plan, problem).with_partitioned(partitioned)
 
 
