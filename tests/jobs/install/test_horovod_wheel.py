@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 
 from tests.time_limits import time_limit
-from tfpar.cli.install import add_parser
+from tfpar.cli.machine import add_install
 from tfpar.jobs.install import horovod, toolchain
 from tfpar.jobs.install.horovod import BuildLog
 from tfpar.jobs.install.patches import PATCHES, patch_sources
@@ -356,7 +356,7 @@ def test_an_import_that_hangs_is_ended(tmp_path, monkeypatch):
 def test_the_command_copies_the_wheel_where_it_is_asked_to(tmp_path, capsys):
     wheel = cached(of=horovod.wheel_key())
     parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers())
+    add_install(parser.add_subparsers())
     command = ["install-horovod", "--no-mpi", "--wheel-only", str(tmp_path / "out" / "here")]
     options = parser.parse_args(command)
     assert options.run(options) == 0
