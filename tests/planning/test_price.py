@@ -18,8 +18,8 @@ from tfpar.planning.candidates import SolvedCandidate
 from tfpar.planning.inter_op.sensitivity import PlanRepricer
 from tfpar.planning.intra_op.planners import find_planner
 from tfpar.planning.pricing.price import price_plan
+from tfpar.planning.pricing.repricing import reprice_plan
 from tfpar.planning.problem import Problem
-from tfpar.planning.repricing import reprice_plan
 from tfpar.planning.request import PlanRequest
 from tfpar.planning.step_search import StepSearch
 from tfpar.plans import Offload, Plan

@@ -17,8 +17,8 @@ from tfpar.planning.inter_op.sensitivity import PlanRepricer
 from tfpar.planning.inter_op.stages.pipeline_pricing import price_best_schedule
 from tfpar.planning.inter_op.stopping import compute_bound_seconds, reaches_compute_bound
 from tfpar.planning.intra_op.planners import find_planner
+from tfpar.planning.pricing.repricing import reprice_plan
 from tfpar.planning.problem import Problem
-from tfpar.planning.repricing import reprice_plan
 from tfpar.planning.request import PlanRequest
 from tfpar.planning.step_search import StepSearch
 from tfpar.plans import Plan

@@ -1,7 +1,6 @@
 """Plan of a step, fixed before its graph is partitioned: a value that can be saved."""
 
-from tfpar.plans.candidates import Candidate
-from tfpar.plans.findings import Findings
+from tfpar.plans.findings import Candidate, Findings
 from tfpar.plans.from_constraints import plan_from_constraints
 from tfpar.plans.keeping import keep
 from tfpar.plans.offload import Offload, OffloadPlan
