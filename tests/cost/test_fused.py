@@ -15,7 +15,7 @@ from tests.clusters import device, two_levels
 from tests.plan.graphs import mlp
 from tfpar.cluster.network import Link
 from tfpar.cost.cost import Cost
-from tfpar.cost.evaluate import evaluate
+from tfpar.cost.evaluation import evaluate
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType, Graph, Tensor, Variable
 from tfpar.ir.roles import FORWARD, Roles

@@ -10,7 +10,7 @@ from tfpar.cluster.network import Link
 from tfpar.compile.local.local_graph import build_local_program
 from tfpar.compile.local.packing import pack_collectives
 from tfpar.compile.local.reshard import COLLECTIVE_TYPES
-from tfpar.cost.evaluate import evaluate, terms_of
+from tfpar.cost.evaluation import evaluate, terms_of
 from tfpar.cost.packing_gain import NOTHING, PackingKey, PackingSets
 from tfpar.cost.pricer import Pricer
 from tfpar.ir.builder import GraphBuilder

@@ -13,7 +13,7 @@ from tests.graphs import saved
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.lookup import find_cluster
 from tfpar.cost.cost import Cost
-from tfpar.cost.evaluate import evaluate
+from tfpar.cost.evaluation import evaluate
 from tfpar.ir.step import StepGraph
 from tfpar.planning.objective import Budget
 from tfpar.planning.pricing.plan_propagation import priced_roles, propagate_plan

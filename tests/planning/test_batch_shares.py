@@ -12,7 +12,7 @@ from tests.plan.graphs import mlp
 from tfpar.cluster.description import Cluster, Device, Level, Node
 from tfpar.constraints import shard
 from tfpar.cost.cost import Cost
-from tfpar.cost.evaluate import evaluate
+from tfpar.cost.evaluation import evaluate
 from tfpar.ir.roles import Roles
 from tfpar.planning.meshes import input_spec
 from tfpar.planning.pricing.batch_shares import (

@@ -9,7 +9,7 @@ import pytest
 from tests.cases import amounts, some_first
 from tests.planning.problems import within
 from tests.planning.tiny import GRAPHS, SMALLEST, chain, drawn, problem
-from tfpar.cost.evaluate import evaluate
+from tfpar.cost.evaluation import evaluate
 from tfpar.ir.roles import Roles
 from tfpar.planning.intra_op import exhaustive
 from tfpar.planning.intra_op.auto import AutoPlanner

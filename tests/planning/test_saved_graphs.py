@@ -13,7 +13,7 @@ from tfpar.cluster.description import Cluster, Device, Level
 from tfpar.compile import simplify_step
 from tfpar.compile.local.local_graph import build_local_program
 from tfpar.compile.local.reshard import COLLECTIVE_TYPES
-from tfpar.cost.evaluate import evaluate
+from tfpar.cost.evaluation import evaluate
 from tfpar.ir.fingerprint import fingerprint
 from tfpar.ir.roles import Roles
 from tfpar.ir.text import format_step, parse_step

@@ -22,7 +22,7 @@ from tfpar.compile import prepare_step, simplify_step
 from tfpar.compile.local.local_graph import build_local_program
 from tfpar.compile.local.reshard import COLLECTIVE_TYPES
 from tfpar.cost.collectives import collective_seconds
-from tfpar.cost.evaluate import evaluate
+from tfpar.cost.evaluation import evaluate
 from tfpar.cost.update import update_seconds
 from tfpar.ir.fingerprint import fingerprint
 from tfpar.ir.graph import Graph

@@ -8,7 +8,7 @@ import pytest
 from tests.planning.blocks import Parts, chain, named, parts_of, saved_parts
 from tests.planning.problems import Captured
 from tfpar.cluster.lookup import find_cluster
-from tfpar.cost.evaluate import evaluate
+from tfpar.cost.evaluation import evaluate
 from tfpar.cost.patterns import splits
 from tfpar.ir.roles import Roles
 from tfpar.ir.shared_subgraphs import RepeatedBlock

@@ -6,7 +6,7 @@ import pytest
 
 from tests.graphs import saved
 from tfpar.cluster.lookup import read_preset
-from tfpar.cost.evaluate import evaluate
+from tfpar.cost.evaluation import evaluate
 from tfpar.ir.planning_graph import planning_graph
 from tfpar.ir.roles import BACKWARD, FORWARD, UPDATE, Roles
 from tfpar.planning.inter_op.stages.op_times import SingleDeviceProfile

@@ -17,7 +17,7 @@ from tfpar.compile.local.local_graph import build_local_program
 from tfpar.compile.local.microbatch_rounds import schedule_rounds
 from tfpar.compile.local.rank_local_axis import Repetition
 from tfpar.cost.cost import Cost
-from tfpar.cost.evaluate import evaluate
+from tfpar.cost.evaluation import evaluate
 from tfpar.cost.microbatches import microbatched_cost
 from tfpar.cost.pipeline_cost import PipelineCost
 from tfpar.cost.pipeline_cost_model import bottleneck_cost, staged_cost

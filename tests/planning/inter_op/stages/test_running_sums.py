@@ -6,7 +6,7 @@ import pytest
 
 from tests.planning.inter_op.stages.steps import DEVICE, Staged, machines
 from tfpar.compile.local.local_graph import TASK
-from tfpar.cost.evaluate import evaluate
+from tfpar.cost.evaluation import evaluate
 from tfpar.cost.microbatches import OneMicrobatch, microbatched_cost
 from tfpar.cost.running_sums import adding_seconds
 from tfpar.ir.graph import itemsize

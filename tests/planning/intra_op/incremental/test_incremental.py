@@ -7,7 +7,7 @@ import pytest
 
 from tests.cases import amounts, at_night
 from tests.planning.problems import Captured
-from tfpar.cost.evaluate import evaluate
+from tfpar.cost.evaluation import evaluate
 from tfpar.planning.folding.folded_model import FoldedModel
 from tfpar.planning.intra_op.tap.mesh_search import MeshSearch
 from tfpar.planning.memory.offload import offloaded_problem, select_offloads

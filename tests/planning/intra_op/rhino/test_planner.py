@@ -15,7 +15,7 @@ from tests.planning.changes import changed
 from tests.planning.intra_op.tap.test_planner import EXHAUSTIVE, FOLDED
 from tests.planning.problems import Captured, assert_priced_as_a_whole, laid, partition, price
 from tfpar.cluster.network import Link
-from tfpar.cost.evaluate import evaluate
+from tfpar.cost.evaluation import evaluate
 from tfpar.planning.deadline import Deadline
 from tfpar.planning.folding.folded_model import FoldedModel
 from tfpar.planning.intra_op.rhino import RhinoPlanner

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from tests.planning.problems import Captured
-from tfpar.cost.evaluate import evaluate
+from tfpar.cost.evaluation import evaluate
 from tfpar.planning.deadline import Deadline
 from tfpar.planning.folding.folded_model import FoldedModel
 from tfpar.planning.intra_op.rhino import RhinoPlanner
