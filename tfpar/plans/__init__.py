@@ -2,6 +2,7 @@
 
 from tfpar.plans.attempts import MemoryAttempt
 from tfpar.plans.candidates import PricedCandidate
+from tfpar.plans.equivalence import execution_key
 from tfpar.plans.from_constraints import plan_from_constraints
 from tfpar.plans.keeping import keep
 from tfpar.plans.offload import Offload, OffloadPlan
@@ -12,16 +13,17 @@ from tfpar.plans.trials import TrialResult
 from tfpar.plans.variables import PlannedVariable, SpecOption
 
 __all__ = [
-    "SpecOption",
     "MemoryAttempt",
     "Offload",
     "OffloadPlan",
-    "Plan",
     "PipelinePlan",
+    "Plan",
     "PlannedVariable",
     "PricedCandidate",
     "RejectedCandidate",
+    "SpecOption",
     "TrialResult",
+    "execution_key",
     "keep",
     "plan_from_constraints",
 ]

@@ -32,7 +32,7 @@ from tfpar.rules import (
 )
 from tfpar.rules.local import LocalOp
 from tfpar.rules.registry import find_rule, has_rule, register_rule, registered_types, rule
-from tfpar.rules.rule import OpRule, make_rule, replicate_rule
+from tfpar.rules.rule import PLAIN, SAME, OpRule, find_relabelled_inputs, make_rule, replicate_rule
 
 FAMILIES = (
     block_sums,
@@ -64,8 +64,11 @@ FAMILIES = (
 
 __all__ = [
     "FAMILIES",
+    "PLAIN",
+    "SAME",
     "LocalOp",
     "OpRule",
+    "find_relabelled_inputs",
     "find_rule",
     "has_rule",
     "make_rule",

@@ -1,1 +1,24 @@
 """Inter-operator parallelism: the pipeline of a step and its machines (auto3d §4, Rhino §5)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tfpar.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from tfpar.planning.inter_op.stage_planner import assign_stages
+    from tfpar.planning.inter_op.stages.unit_builder import assign_step
+
+__all__ = [
+    "assign_stages",
+    "assign_step",
+]
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "tfpar.planning.inter_op.stage_planner": ["assign_stages"],
+        "tfpar.planning.inter_op.stages.unit_builder": ["assign_step"],
+    },
+)
