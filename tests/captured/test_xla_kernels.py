@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tfpar.ir.graph import DType, Op
+from tfpar.ir import DType, Op
 from tfpar.ir.traits import ASSIGNMENTS, ELEMENTWISE, REDUCTIONS
-from tfpar.tf.interop.xla import XlaKernels
+from tfpar.tf.interop import XlaKernels
 
 
 @pytest.mark.parametrize("device", ["CPU", "/job:localhost/replica:0/task:0/device:CPU:1"])

@@ -18,9 +18,9 @@ from tests import preloaded
 from tests.jobs.launch.programs import variables
 from tests.time_limits import time_limit
 from tfpar.cli.main import main
-from tfpar.jobs.doctor import Status, examination, machine, software, trials
+from tfpar.jobs.doctor import Finding, Status, examination, machine, software, trials
 from tfpar.jobs.doctor.command import CommandResult, run
-from tfpar.jobs.doctor.finding import Finding, missing, ok, warning
+from tfpar.jobs.doctor.finding import missing, ok, warning
 from tfpar.jobs.doctor.probe import Probe
 from tfpar.jobs.install.horovod import InstalledHorovod
 from tfpar.spec import TfparError

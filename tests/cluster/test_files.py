@@ -14,9 +14,8 @@ from tfpar.cluster import units
 from tfpar.cluster.description import Cluster, MeasuredCollective, slowest_of
 from tfpar.cluster.files import cluster_of, cluster_text, describe, read_cluster, write_cluster
 from tfpar.cluster.lookup import find_cluster, preset_names, read_preset
-from tfpar.cost.collectives import transfer_seconds
-from tfpar.spec import Mesh, TfparError
-from tfpar.spec.quantities import format_bytes
+from tfpar.cost import transfer_seconds
+from tfpar.spec import Mesh, TfparError, format_bytes
 from tfpar.tf.runtime.detect import find_machines
 
 FILE = """

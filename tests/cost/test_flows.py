@@ -8,10 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfpar.cluster.check import TRANSFER
-from tfpar.cluster.description import Cluster, Device, Level, MeasuredCollective
-from tfpar.cluster.lookup import read_preset
-from tfpar.cluster.network import path_between, transfer_link
+from tfpar.cluster import (
+    TRANSFER,
+    Cluster,
+    Device,
+    Level,
+    MeasuredCollective,
+    path_between,
+    read_preset,
+    transfer_link,
+)
 from tfpar.cost.flows import Flows, fair_rates
 
 LINKS = st.integers(0, 4)

@@ -13,16 +13,13 @@ import pytest
 import tfpar.rules  # noqa: F401 - registers the rules
 from tests.clusters import device, two_levels
 from tests.plan.graphs import mlp
-from tfpar.cluster.network import Link
+from tfpar.cluster import Link
 from tfpar.cost.cost import Cost
 from tfpar.cost.evaluation import evaluate
-from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.graph import DType, Graph, Tensor, Variable
-from tfpar.ir.roles import FORWARD, Roles
-from tfpar.observability.report.data.build import build_report
+from tfpar.ir import FORWARD, DType, Graph, GraphBuilder, Roles, Tensor, Variable
+from tfpar.observability.report import build_report
 from tfpar.plans import plan_from_constraints
-from tfpar.propagation.engine import propagate
-from tfpar.propagation.prepared_graph import prepare
+from tfpar.propagation import prepare, propagate
 from tfpar.spec import Mesh, Replicate, Shard
 
 START, BATCH, WIDTH = 1000.0, 4, 8

@@ -6,22 +6,18 @@ import pytest
 
 from tests.planning.problems import Captured, price
 from tests.propagation.by_hand import PAIR, ByHand
-from tfpar.cluster.lookup import find_cluster
+from tfpar.cluster import find_cluster
 from tfpar.constraints import batch
 from tfpar.cost.liveness import BufferLiveness, Buffers
 from tfpar.cost.memory import live_peak, operands_of_collectives, peak
 from tfpar.cost.pricer import Pricer
-from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.graph import DType, Graph
-from tfpar.ir.roles import BACKWARD, FORWARD, Roles
-from tfpar.planning.folding.folded_model import FoldedModel
-from tfpar.planning.intra_op.planners import find_planner
+from tfpar.ir import BACKWARD, FORWARD, DType, Graph, GraphBuilder, Roles
+from tfpar.planning.folding import FoldedModel
+from tfpar.planning.intra_op import find_planner
 from tfpar.planning.intra_op.tap.mesh_search import MeshSearch
-from tfpar.planning.pricing.plan_propagation import propagate_plan
+from tfpar.planning.pricing import propagate_plan
 from tfpar.plans import plan_from_constraints
-from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned_graph import Anchors
-from tfpar.propagation.prepared_graph import prepare
+from tfpar.propagation import Anchors, prepare, propagate
 from tfpar.spec import Mesh, Replicate, Shard, local_shape
 
 R = Replicate()

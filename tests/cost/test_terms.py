@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from tfpar.cost.terms import PACKED_KINDS, Terms
-from tfpar.ir.roles import BACKWARD, FORWARD, UPDATE, When
+from tfpar.ir import BACKWARD, FORWARD, UPDATE, When
 
 
 def some(scale=1.0, num_axes=2):

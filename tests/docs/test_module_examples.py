@@ -9,24 +9,20 @@ from tests.cost import test_memory
 from tests.partitioned import devices
 from tests.planning.tiny import Step, chain, problem
 from tests.propagation.by_hand import PAIR, ByHand, specs
-from tfpar.cost.overlap import hidden_by_chunks
-from tfpar.ir.text import parse_graph
-from tfpar.planning.folding.folded_model import FoldedModel
+from tfpar.cost import hidden_by_chunks
+from tfpar.ir import parse_graph
+from tfpar.planning.folding import FoldedModel
 from tfpar.planning.intra_op.rhino.axis_space import AxisStrategySpace, Chosen
 from tfpar.planning.intra_op.rhino.costs import Costs
 from tfpar.planning.intra_op.rhino.mesh_search import MeshShapeSearch
 from tfpar.planning.intra_op.rhino.segments import Segment, segments
 from tfpar.planning.meshes import shapes
-from tfpar.propagation import decide
+from tfpar.propagation import WHOLE, Anchors, decide, prepare, propagate
 from tfpar.propagation.decide import OperandState, choose_strategy
-from tfpar.propagation.engine import propagate
-from tfpar.propagation.factors import WHOLE
-from tfpar.propagation.partitioned_graph import Anchors
-from tfpar.propagation.prepared_graph import prepare
-from tfpar.rules.rule import PLAIN
+from tfpar.rules import PLAIN
 from tfpar.spec import Shard, format_spec
-from tfpar.tf.runtime.ranks import Ranks
-from tfpar.tf.variables.parallel_variable import ParallelVariable
+from tfpar.tf.runtime import Ranks
+from tfpar.tf.variables import ParallelVariable
 
 # --- propagation --------------------------------------------------------------------------------
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import tfpar as tap
-from tfpar.compile.local.local_graph import TASK
-from tfpar.compile.local.xla_regions import MUST_COMPILE
+from tfpar.compile.local import MUST_COMPILE, TASK
 from tfpar.ir.passes.recompute import is_recomputed
 from tfpar.ir.traits import ON_HOST
-from tfpar.tf.runtime.executable import Executable
+from tfpar.tf.runtime import Executable
 
 STEPS = 20
 """Steps of each program: a race does not show in each of them."""

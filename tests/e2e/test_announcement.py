@@ -9,10 +9,10 @@ import pytest
 from keras import layers
 
 import tfpar as tap
-from tfpar.observability.report.slower import why_slower
+from tfpar.observability.report import why_slower
+from tfpar.planning.intra_op import TapPlanner
 from tfpar.planning.intra_op.gain import DEFAULT_STEPS
-from tfpar.planning.intra_op.tap.planner import TapPlanner
-from tfpar.spec.quantities import format_bytes, format_seconds
+from tfpar.spec import format_bytes, format_seconds
 
 X = np.ones((12, 6), "float32")
 Y = np.ones((12, 3), "float32")

@@ -10,7 +10,7 @@ import tfpar as tap
 from tests.cases import nightly
 from tests.e2e.features import f, perceptron
 from tfpar.spec import TfparError
-from tfpar.tf.keras.adapter import parallel_model
+from tfpar.tf.keras import parallel_model
 
 DATA = f(16, 6), f(16, 2)
 ZERO_1 = [tap.batch("data"), tap.shard(".*fc1_kernel_(momentum|velocity)", dim=0, axis="data")]

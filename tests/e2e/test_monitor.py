@@ -24,8 +24,8 @@ from tests.slow_links import slow_all_reduces
 from tfpar.cost.model_flops import model_flops
 from tfpar.observability.monitor.step_parts import DATA, WORK
 from tfpar.spec import ArgumentError, TfparError
-from tfpar.tf.keras.adapter import parallel_model
-from tfpar.tf.runtime.backends.in_process import InProcessProgram
+from tfpar.tf.keras import parallel_model
+from tfpar.tf.runtime import InProcessProgram
 
 WIDTH, CLASSES = 6, 3
 

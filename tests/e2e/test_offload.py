@@ -17,12 +17,12 @@ from tests.e2e.test_recompute import CASES, gpt, normalized, tokens
 from tests.e2e.test_recompute import numbers as rows
 from tests.equivalence import Trained, assert_same, op_by_op, traced, train
 from tests.planning.problems import Captured
-from tfpar.cluster.description import Cluster, Device, Level
-from tfpar.compile.local.xla_regions import MUST_COMPILE
-from tfpar.ir.roles import BACKWARD, FORWARD, Roles
+from tfpar.cluster import Cluster, Device, Level
+from tfpar.compile.local import MUST_COMPILE
+from tfpar.ir import BACKWARD, FORWARD, Roles
 from tfpar.ir.traits import GIVES, IN_FLIGHT, ON_HOST, SIZES, TAKES, VIEWS
-from tfpar.planning.intra_op.planners import find_planner
-from tfpar.planning.solve import find_plan
+from tfpar.planning import find_plan
+from tfpar.planning.intra_op import find_planner
 from tfpar.plans import OffloadPlan, Plan
 from tfpar.spec import ArgumentError, PlanError, SpecError, TfparError
 

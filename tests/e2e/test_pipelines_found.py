@@ -13,11 +13,10 @@ import tfpar as tap
 from tests.clusters import device, two_levels
 from tests.e2e.test_overlap import Counting
 from tests.equivalence import assert_equivalent
-from tfpar.cluster.description import Cluster, Level
-from tfpar.cluster.network import Link
-from tfpar.observability.report.rejected_candidates import explain_rejection
+from tfpar.cluster import Cluster, Level, Link
+from tfpar.observability.report import explain_rejection
+from tfpar.planning import UNCERTAINTY
 from tfpar.planning.inter_op.stages.break_even import NEAR
-from tfpar.planning.objective import UNCERTAINTY
 from tfpar.spec import ArgumentError, SpecError
 
 rng = np.random.default_rng(0)

@@ -13,12 +13,12 @@ from tests.cases import nightly
 from tests.e2e.random_models import Apply, captured
 from tests.equivalence import assert_equivalent
 from tests.planning.problems import Captured, assert_priced_as_a_whole, within
-from tfpar.planning.folding.folded_model import FoldedModel
-from tfpar.planning.intra_op.planners import find_planner
+from tfpar.planning import find_plan
+from tfpar.planning.folding import FoldedModel
+from tfpar.planning.intra_op import find_planner
 from tfpar.planning.intra_op.rhino.axis_space import AxisConstraints, AxisStrategySpace
 from tfpar.planning.intra_op.rhino.costs import Costs
-from tfpar.planning.pricing.plan_propagation import propagate_plan
-from tfpar.planning.solve import find_plan
+from tfpar.planning.pricing import propagate_plan
 from tfpar.plans import Plan, plan_from_constraints
 from tfpar.spec import Mesh, Replicate, Shard, drop_uneven_shards, fits, parse_spec
 

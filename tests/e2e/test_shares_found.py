@@ -12,7 +12,7 @@ from keras import layers
 
 import tfpar as tap
 from tests.cases import nightly
-from tfpar.cluster.description import Cluster, Device, Level, Node
+from tfpar.cluster import Cluster, Device, Level, Node
 from tfpar.planning.pricing.batch_shares import MIN_SAVING
 
 FAST = Device({"float32": 3e9}, 2**34, 3e8, name="fast")

@@ -5,10 +5,19 @@ from __future__ import annotations
 import pytest
 
 from tests.graphs import saved
-from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.graph import DType, Graph, Op, Tensor, Variable
-from tfpar.ir.planning_graph import planning_graph
-from tfpar.ir.roles import BACKWARD, FORWARD, UPDATE, Roles
+from tfpar.ir import (
+    BACKWARD,
+    FORWARD,
+    UPDATE,
+    DType,
+    Graph,
+    GraphBuilder,
+    Op,
+    Roles,
+    Tensor,
+    Variable,
+    planning_graph,
+)
 from tfpar.ir.traits import VARIABLE_READS
 from tfpar.pipeline.step_stages import assignable, stages_of_step
 from tfpar.spec import PlanError

@@ -7,7 +7,7 @@ import networkx as nx
 import pytest
 
 from tests.plan.graphs import mlp, partition
-from tfpar.cluster.lookup import find_cluster
+from tfpar.cluster import find_cluster
 from tfpar.constraints import shard
 from tfpar.plans import Plan, plan_from_constraints
 from tfpar.spec import Mesh, PlanError, parse_spec

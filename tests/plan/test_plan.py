@@ -10,7 +10,7 @@ import pytest
 
 from tests.plan.graphs import mlp
 from tfpar.constraints import batch, shard, shard_output
-from tfpar.ir.fingerprint import fingerprint
+from tfpar.ir import fingerprint
 from tfpar.plans import Plan, plan_from_constraints
 from tfpar.spec import Mesh, PlanError, Replicate, Shard, SpecError, format_spec
 

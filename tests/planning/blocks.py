@@ -7,12 +7,19 @@ from collections.abc import Sequence
 
 import tfpar.rules  # noqa: F401 - registers the rules
 from tests.graphs import saved
-from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.constants import Constants
-from tfpar.ir.graph import DType, Graph, Op, Tensor, Variable
+from tfpar.ir import (
+    Constants,
+    DType,
+    Graph,
+    GraphBuilder,
+    Op,
+    Roles,
+    Tensor,
+    Variable,
+    planning_graph,
+)
 from tfpar.ir.graph_nodes import GraphNode, NodeGraph, cluster
-from tfpar.ir.planning_graph import PlanningGraph, planning_graph
-from tfpar.ir.roles import Roles
+from tfpar.ir.planning_graph import PlanningGraph
 from tfpar.ir.shared_subgraphs import (
     RepeatedBlock,
     SharedSubgraph,

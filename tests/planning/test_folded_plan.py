@@ -9,12 +9,12 @@ import pytest
 from tests.planning.blocks import chain
 from tests.planning.changes import changed
 from tests.planning.tiny import problem
-from tfpar.cost.cost import Cost
+from tfpar.cost import Cost
 from tfpar.planning.folding.folded_model import FoldedModel
 from tfpar.planning.folding.folded_plan import FoldedPlan, count_split, unfold_plan
 from tfpar.planning.problem import ConstrainedSpec
 from tfpar.plans import PricedCandidate, SpecOption
-from tfpar.propagation.partitioned_graph import Anchors, OpPlan
+from tfpar.propagation import Anchors, OpPlan
 from tfpar.spec import Mesh, parse_spec
 
 MESH = Mesh.of({"data": 1, "model": 2})

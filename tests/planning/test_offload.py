@@ -11,7 +11,7 @@ from tests.planning.changes import changed
 from tests.planning.problems import Captured
 from tests.planning.test_slots import MACHINES, WHOLE, problem_of, weights_of
 from tests.planning.test_slots import slots_of as split_slots_of
-from tfpar.cluster.description import Cluster, Device, Level
+from tfpar.cluster import Cluster, Device, Level
 from tfpar.ir.traits import IN_FLIGHT
 from tfpar.planning.cache import problem_digest
 from tfpar.planning.intra_op.tap.planner import TapPlanner

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.planning.tiny import SMALLEST, problem
-from tfpar.cost.cost import Cost
+from tfpar.cost import Cost
 from tfpar.planning.memory.peak_model import PeakMemoryModel
 
 

@@ -10,7 +10,7 @@ import tfpar as tap
 from tests.planning.changes import changed
 from tests.planning.tiny import chain
 from tests.planning.tiny import problem as tiny_problem
-from tfpar.cluster.description import Cluster, Device, Level
+from tfpar.cluster import Cluster, Device, Level
 from tfpar.ir.passes.separate_slots import find_separate_slots
 from tfpar.planning.intra_op.tap.planner import TapPlanner
 from tfpar.planning.memory.limit import solve_under_memory_limit

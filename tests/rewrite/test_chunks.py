@@ -11,12 +11,10 @@ from tfpar.compile.local.chunks import build_chunked_program, split_batch
 from tfpar.compile.local.local_graph import LocalProgram
 from tfpar.compile.local.packing import pack_collectives
 from tfpar.compile.local.programs import ProgramSet
-from tfpar.ir.graph import Graph, Op
-from tfpar.ir.order import sort_topologically
-from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned_graph import Anchors
+from tfpar.ir import Graph, Op, sort_topologically
+from tfpar.propagation import Anchors, propagate
 from tfpar.spec import Mesh, Replicate, Shard, replicated_spec
-from tfpar.tf.runtime.backends.in_process import InProcessProgram
+from tfpar.tf.runtime import InProcessProgram
 
 MODEL = Mesh.of({"model": 2})
 BOTH = Mesh.of([2, 2])

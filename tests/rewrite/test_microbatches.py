@@ -14,11 +14,10 @@ from tfpar.compile.local.local_graph import TASK, LocalProgram
 from tfpar.compile.local.microbatches import build_microbatched_program
 from tfpar.compile.local.packing import pack_collectives
 from tfpar.compile.local.programs import ProgramSet
-from tfpar.ir.graph import Graph, Op
-from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned_graph import Anchors
+from tfpar.ir import Graph, Op
+from tfpar.propagation import Anchors, propagate
 from tfpar.spec import Mesh, Replicate, Shard, replicated_spec
-from tfpar.tf.runtime.backends.in_process import InProcessProgram
+from tfpar.tf.runtime import InProcessProgram
 
 ONE, TWO = Mesh.of({"data": 1}), Mesh.of({"data": 2})
 rng = np.random.default_rng(0)

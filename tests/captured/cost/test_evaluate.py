@@ -17,22 +17,17 @@ from tests.clusters import two_levels
 from tests.e2e.test_patterns import HIDDEN, LENGTH, MEGATRON, VOCABULARY, gpt
 from tests.partitioned import OP_TYPES, ends
 from tests.plan.graphs import mlp, partition
-from tfpar.cluster.network import Link
+from tfpar.cluster import Link
 from tfpar.compile import prepare_step, simplify_step
-from tfpar.compile.local.local_graph import build_local_program
-from tfpar.compile.local.reshard import COLLECTIVE_TYPES
-from tfpar.cost.collectives import collective_seconds
-from tfpar.cost.evaluation import evaluate
+from tfpar.compile.local import COLLECTIVE_TYPES, build_local_program
+from tfpar.cost import collective_seconds, evaluate
 from tfpar.cost.update import update_seconds
-from tfpar.ir.fingerprint import fingerprint
-from tfpar.ir.graph import Graph
-from tfpar.ir.planning_graph import planning_graph
-from tfpar.ir.roles import BACKWARD, FORWARD, PHASES, UPDATE, Roles
+from tfpar.ir import BACKWARD, FORWARD, PHASES, UPDATE, Graph, Roles, fingerprint, planning_graph
 from tfpar.plans import plan_from_constraints
-from tfpar.propagation.engine import propagate
+from tfpar.propagation import propagate
 from tfpar.spec import Mesh, Shard, replicated_spec
-from tfpar.tf.capture.step import argument_specs
-from tfpar.tf.keras.adapter import parallel_model
+from tfpar.tf.capture import argument_specs
+from tfpar.tf.keras import parallel_model
 
 MB = 2**20
 

@@ -8,22 +8,16 @@ import tensorflow as tf
 
 from tests.clusters import device, two_levels
 from tests.partitioned import Traced, trace
-from tfpar.cluster.network import Link
-from tfpar.cost import op_compute
-from tfpar.cost.op_compute import flops
-from tfpar.cost.pricer import Pricer, trips
-from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.graph import DType, Op
-from tfpar.ir.roles import BACKWARD, Roles
+from tfpar.cluster import Link
+from tfpar.cost import Pricer, flops, op_compute
+from tfpar.cost.pricer import trips
+from tfpar.ir import BACKWARD, DType, GraphBuilder, Op, Roles
 from tfpar.ir.traits import MATRIX_PRODUCTS
+from tfpar.propagation import WHOLE, Anchors, Decision, Reshard, prepare, propagate
 from tfpar.propagation.decide import OpStrategy
-from tfpar.propagation.engine import propagate
-from tfpar.propagation.factors import WHOLE
-from tfpar.propagation.partitioned_graph import Anchors, Decision, Reshard
-from tfpar.propagation.prepared_graph import prepare
-from tfpar.rules.rule import PLAIN
+from tfpar.rules import PLAIN
 from tfpar.spec import Mesh, Partial, Replicate, Shard, replicated_spec
-from tfpar.tf.interop.convert import convert_func_graph
+from tfpar.tf.interop import convert_func_graph
 
 
 def all_flops(function, *shapes):

@@ -12,17 +12,16 @@ from keras import layers
 
 import tfpar as tap
 from tests.clusters import device, two_levels
-from tfpar.cluster.network import Link
+from tfpar.cluster import Link
 from tfpar.compile import prepare_step
-from tfpar.cost.op_compute import flops
-from tfpar.cost.pricer import Pricer
-from tfpar.ir.roles import Roles
+from tfpar.cost import Pricer, flops
+from tfpar.ir import Roles
 from tfpar.ir.traits import is_free
 from tfpar.plans import plan_from_constraints
-from tfpar.propagation.engine import propagate
+from tfpar.propagation import propagate
 from tfpar.spec import Mesh
-from tfpar.tf.capture.step import argument_specs
-from tfpar.tf.keras.adapter import parallel_model
+from tfpar.tf.capture import argument_specs
+from tfpar.tf.keras import parallel_model
 
 # A second for each byte, and none for anything else.
 LINK = Link(1.0, 0.0)

@@ -8,12 +8,9 @@ import pytest
 import tensorflow as tf
 
 import tfpar
-from tfpar.ir import traits
-from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.constants import Constants
-from tfpar.ir.graph import Op, Tensor
-from tfpar.rules.registry import has_rule, registered_types, rule_or_replicate
-from tfpar.rules.rule import find_relabelled_inputs
+from tfpar.ir import Constants, GraphBuilder, Op, Tensor, traits
+from tfpar.rules import find_relabelled_inputs, has_rule, registered_types
+from tfpar.rules.registry import rule_or_replicate
 
 OWN = {"RankConst"}
 """Op types that are no TensorFlow's."""

@@ -14,10 +14,9 @@ import pytest
 import tensorflow as tf
 
 from tfpar.compile import prepare_step
-from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned_graph import Anchors, PartitionedGraph
+from tfpar.propagation import Anchors, PartitionedGraph, propagate
 from tfpar.spec import Mesh, Partial, Replicate, Shard, format_spec, local_shape, parse_spec
-from tfpar.tf.capture.step import argument_specs, capture_step
+from tfpar.tf.capture import argument_specs, capture_step
 
 B, S, H, HEADS = 4, 8, 16, 4
 COLUMN_FIRST, ROW_FIRST = "S(1),S(0)", "S(0),S(1)"

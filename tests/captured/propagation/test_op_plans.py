@@ -15,14 +15,12 @@ from tests.partitioned import Traced
 from tests.plan.graphs import mlp
 from tests.planning.problems import Captured, partition
 from tfpar.compile.local.chunks import chunked_anchors, with_chunks
-from tfpar.planning.intra_op.rhino import RhinoPlanner
+from tfpar.planning.intra_op import RhinoPlanner
 from tfpar.planning.problem import step_anchors
 from tfpar.plans import Plan, plan_from_constraints
+from tfpar.propagation import WHOLE, Anchors, OpPlan, PartitionedGraph, prepare, propagate
 from tfpar.propagation.decide import strategy_of
-from tfpar.propagation.engine import propagate
-from tfpar.propagation.factors import CARRY, WHOLE
-from tfpar.propagation.partitioned_graph import Anchors, OpPlan, PartitionedGraph
-from tfpar.propagation.prepared_graph import prepare
+from tfpar.propagation.factors import CARRY
 from tfpar.spec import Mesh, PlanError, parse_spec, replicated_spec
 
 GRID = {"data": 2, "model": 2}

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from tfpar.cost.op_compute import efficiency
+from tfpar.cost import efficiency
 from tfpar.jobs.calibration import fit
 
 SIZES = (1e3, 16e3, 130e3, 1e6, 4e6)

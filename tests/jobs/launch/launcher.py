@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from tfpar.cli import run
-from tfpar.spec.errors import TfparError
+from tfpar.spec import TfparError
 
 
 def main() -> int:

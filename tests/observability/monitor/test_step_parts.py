@@ -6,9 +6,17 @@ import math
 
 import pytest
 
-from tfpar.cluster.description import Cluster, Device, Level, MeasuredCollective
-from tfpar.cluster.scaling import LinkSlowdown, scale_times, spans_nodes
-from tfpar.cost.collectives import collective_seconds, lines
+from tfpar.cluster import (
+    Cluster,
+    Device,
+    Level,
+    LinkSlowdown,
+    MeasuredCollective,
+    scale_times,
+    spans_nodes,
+)
+from tfpar.cost import collective_seconds
+from tfpar.cost.collectives import lines
 from tfpar.observability.monitor.monitored_model import correct_cluster, measure_links
 from tfpar.observability.monitor.step_parts import (
     DATA,
@@ -18,7 +26,7 @@ from tfpar.observability.monitor.step_parts import (
     verdict,
 )
 from tfpar.spec import Mesh
-from tfpar.tf.runtime.ranks import Ranks
+from tfpar.tf.runtime import Ranks
 
 
 @pytest.mark.parametrize(

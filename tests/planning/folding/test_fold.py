@@ -7,16 +7,14 @@ import pytest
 
 from tests.planning.blocks import Parts, chain, named, parts_of, saved_parts
 from tests.planning.problems import Captured
-from tfpar.cluster.lookup import find_cluster
-from tfpar.cost.evaluation import evaluate
+from tfpar.cluster import find_cluster
+from tfpar.cost import evaluate
 from tfpar.cost.patterns import splits
-from tfpar.ir.roles import Roles
+from tfpar.ir import Roles
 from tfpar.ir.shared_subgraphs import RepeatedBlock
 from tfpar.planning.folding.fold import fold
 from tfpar.planning.folding.folded_model import FoldedModel
-from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned_graph import Anchors
-from tfpar.propagation.prepared_graph import prepare
+from tfpar.propagation import Anchors, prepare, propagate
 from tfpar.spec import Mesh, Replicate, Shard
 
 BATCH = 8

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from tfpar.compile.local.local_graph import TASK, LocalProgram
-from tfpar.ir.graph import Graph, Op, Tensor
+from tfpar.compile.local import TASK, LocalProgram
+from tfpar.ir import Graph, Op, Tensor
 from tfpar.ir.traits import CONSTANTS, SIZES, VARIABLE_READS, VIEWS
 
 FREE = CONSTANTS | SIZES | VARIABLE_READS | {"Placeholder", "RankConst"}

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.cases import seeds
-from tfpar.cost.cost import Cost
+from tfpar.cost import Cost
 from tfpar.pipeline import Pipeline
 from tfpar.planning.candidates import (
     BestSchedule,

@@ -11,21 +11,23 @@ import pytest
 from tests.cases import at_night, some_first
 from tests.planning.inter_op.stages.program_memory import most_stored
 from tests.planning.inter_op.stages.steps import DEVICE, Staged, machines, priced_in_stages
-from tfpar.cluster.description import Cluster, Device, Level, Node
-from tfpar.compile.local.batch_statistics import statistics_of
-from tfpar.compile.local.local_graph import build_local_program
+from tfpar.cluster import Cluster, Device, Level, Node
+from tfpar.compile.local import build_local_program, statistics_of
 from tfpar.compile.local.microbatch_rounds import schedule_rounds
 from tfpar.compile.local.rank_local_axis import Repetition
-from tfpar.cost.cost import Cost
-from tfpar.cost.evaluation import evaluate
-from tfpar.cost.microbatches import microbatched_cost
-from tfpar.cost.pipeline_cost import PipelineCost
-from tfpar.cost.pipeline_cost_model import bottleneck_cost, staged_cost
-from tfpar.cost.stage_transfers import StageTransfers
-from tfpar.cost.task_partition import TaskPartition
+from tfpar.cost import (
+    Cost,
+    PipelineCost,
+    StageTransfers,
+    TaskPartition,
+    bottleneck_cost,
+    evaluate,
+    microbatched_cost,
+    staged_cost,
+)
+from tfpar.ir import FORWARD, Roles
 from tfpar.ir.passes.copy import copy_graph
-from tfpar.ir.roles import FORWARD, Roles
-from tfpar.pipeline.generators import generate
+from tfpar.pipeline import generate
 from tfpar.planning.memory.recompute import Blocks
 from tfpar.planning.pricing.price import price_plan
 from tfpar.plans import OffloadPlan, Plan

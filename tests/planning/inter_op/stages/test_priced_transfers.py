@@ -10,15 +10,17 @@ import pytest
 from tests.cases import at_night, some_first
 from tests.planning.inter_op.stages.program_memory import most_stored
 from tests.planning.inter_op.stages.steps import DEVICE, Staged, machines, priced_in_stages
-from tfpar.cluster.description import Cluster, Level
-from tfpar.compile.local.local_graph import TASK
-from tfpar.cost.collectives import collective_seconds
-from tfpar.cost.pipeline_cost_model import staged_cost
-from tfpar.cost.slices import ScatterGatherCost
-from tfpar.cost.stage_breakdown import stage_prices
-from tfpar.cost.stage_transfers import StageTransfers
-from tfpar.ir.graph import itemsize
-from tfpar.pipeline.generators import generate
+from tfpar.cluster import Cluster, Level
+from tfpar.compile.local import TASK
+from tfpar.cost import (
+    ScatterGatherCost,
+    StageTransfers,
+    collective_seconds,
+    stage_prices,
+    staged_cost,
+)
+from tfpar.ir import itemsize
+from tfpar.pipeline import generate
 from tfpar.spec import UnevenMesh
 
 FAMILIES = ("gpipe", "1f1b", "zb-h1", "interleaved")
