@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfpar.compile.local import Group, LocalProgram, ProgramSet, recv, send
-from tfpar.compile.local.reshard import all_reduce
+from tfpar.compile.local import Group, LocalProgram, ProgramSet, all_reduce, recv, send
 from tfpar.ir import DType, GraphBuilder, Op, Tensor, Variable
 from tfpar.spec import Mesh, Replicate, Shard
 

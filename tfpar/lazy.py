@@ -13,8 +13,8 @@ from typing import Any
 def lazy_exports(package: str, exports: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
     """Return the `__getattr__` of a package that exports names of its modules.
 
-    None of them may be the name of a module in the package: that stands in its place once it is
-    imported.
+    None of them may be the name of a module in the package, which stands in its place once it is
+    imported; the package imports such a name at once.
 
     Args:
         exports: names by the module that has them.

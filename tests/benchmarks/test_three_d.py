@@ -11,7 +11,7 @@ from benchmarks import published, three_d
 from benchmarks.results import ROOT
 from benchmarks.trials import read_trials
 from tests.cases import some_first
-from tfpar.planning.inter_op.three_d.cost_table import LayerLayout
+from tfpar.planning.inter_op import LayerLayout
 from tfpar.spec import TfparError
 
 PUBLISHED = ROOT.parent / "shared" / "data" / "amp_trials.json"

@@ -5,8 +5,7 @@ import dataclasses
 import pytest
 
 from tests.clusters import device, two_levels
-from tfpar.cluster import Link, MeasuredCollective
-from tfpar.cluster.check import ALGORITHMS
+from tfpar.cluster import ALGORITHMS, Link, MeasuredCollective
 from tfpar.cost.collectives import collective_seconds, transfer_seconds
 from tfpar.spec import COLLECTIVES, Mesh
 

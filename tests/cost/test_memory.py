@@ -12,9 +12,7 @@ from tfpar.cost.liveness import BufferLiveness, Buffers
 from tfpar.cost.memory import live_peak, operands_of_collectives, peak
 from tfpar.cost.pricer import Pricer
 from tfpar.ir import BACKWARD, FORWARD, DType, Graph, GraphBuilder, Roles
-from tfpar.planning.folding import FoldedModel
 from tfpar.planning.intra_op import find_planner
-from tfpar.planning.intra_op.tap.mesh_search import MeshSearch
 from tfpar.planning.pricing import propagate_plan
 from tfpar.plans import plan_from_constraints
 from tfpar.propagation import Anchors, prepare, propagate
@@ -213,17 +211,6 @@ def test_an_update_has_a_temporary_for_each_of_two_slots():
     pricer = Pricer(laid.mesh, problem.cluster, Roles.of(laid.graph))
     without, slots = (live_peak(laid, pricer, 0.0, ratio).num_bytes for ratio in (0.0, 2.0))
     assert slots - without == 8 * 4096 * 4
-
-
-@pytest.mark.slow
-def test_folded_models_store_about_what_whole_ones_do():
-    problem = Captured.saved("gpt_narrow").problem([2, 2], "cpu")
-    peaks = []
-    for min_duplicate in (2, 100):
-        parts = FoldedModel.of(problem, min_duplicate)
-        search = MeshSearch(problem, parts, problem.meshes[0])
-        peaks.append(search._cost_and_live().live_bytes)
-    assert peaks[0] == pytest.approx(peaks[1], rel=0.05)
 
 
 def test_peaks_of_real_steps_lie_between_the_parts():

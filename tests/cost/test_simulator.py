@@ -14,8 +14,7 @@ import tfpar as tap
 from tests.pipeline.greedy import ends, most_kept
 from tfpar.cluster import Cluster, Device, Level
 from tfpar.cost.simulator import StageNetwork, StageProfile, StageRoute, simulate
-from tfpar.pipeline import FAMILIES, StageGraph, StageLink, Task, generate, task_graph
-from tfpar.pipeline.stage_graph import Join, Tie
+from tfpar.pipeline import FAMILIES, Join, StageGraph, StageLink, Task, Tie, generate, task_graph
 from tfpar.spec import ArgumentError
 
 EQUAL = StageProfile({"F": 1, "B": 2, "I": 1, "W": 1})

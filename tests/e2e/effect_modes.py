@@ -6,8 +6,7 @@ from typing import Any
 
 import tfpar as tap
 from tfpar.compile.local import MUST_COMPILE, TASK
-from tfpar.ir.passes.recompute import is_recomputed
-from tfpar.ir.traits import ON_HOST
+from tfpar.ir import is_recomputed, traits
 from tfpar.tf.runtime import Executable
 
 STEPS = 20
@@ -37,7 +36,7 @@ SHOWN = {
     "stages": lambda op: "task" in op.attrs,
     "stages recompute": lambda op: "task" in op.attrs,
     "recompute": is_recomputed,
-    "offload": lambda op: ON_HOST in op.attrs,
+    "offload": lambda op: traits.ON_HOST in op.attrs,
     "xla": lambda op: MUST_COMPILE in op.attrs,
     "xla stages": lambda op: MUST_COMPILE in op.attrs,
 }

@@ -23,7 +23,7 @@ from tests.time_limits import time_limit
 from tfpar.cluster import Cluster, Link
 from tfpar.planning import find_plan
 from tfpar.planning.intra_op import find_planner
-from tfpar.planning.memory.recompute import recomputed_problem
+from tfpar.planning.memory import recomputed_problem
 from tfpar.plans import Plan
 from tfpar.spec import PlanError, SpecError, TfparError
 from tfpar.tf.keras import parallel_model

@@ -25,7 +25,7 @@ from tfpar.plans import Plan, plan_from_constraints
 from tfpar.settings import Settings
 from tfpar.spec import Mesh, SpecError
 from tfpar.tf.capture import argument_specs
-from tfpar.tf.keras import adapter
+from tfpar.tf.keras import install, parallel_model
 from tfpar.tf.session import Session
 
 
@@ -37,11 +37,11 @@ class Planned:
         settings = Settings(
             pipeline=pipeline, constraints=tuple(constraints), planner=found, verbose=False
         )
-        adapter.install()
+        install()
         self.session = Session(Mesh.of(list(mesh)), settings)
         with self.session.scope():
             self.model = build()
-        self.state = adapter.parallel_model(self.model)
+        self.state = parallel_model(self.model)
 
     def plan(self, batch, kind: str = "train") -> Plan:
         return self.state.step(kind).find_plan(argument_specs((batch,)))

@@ -77,7 +77,7 @@ def test_times_and_collectives_are_there_where_machines_are_known(plan):
 
 
 def test_blocks_that_repeat_are_numbered():
-    from tests.planning.blocks import chain
+    from tests.ir.blocks import chain
 
     graph = chain([f"m/layer_{i}" for i in range(4)])
     made = plan_from_constraints(graph, Mesh.of([2]), [])

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 import tfpar.rules  # noqa: F401 - registers the rules
-from tests.planning.blocks import weight
+from tests.ir.blocks import weight
 from tfpar.cluster import Cluster, Device, Level
 from tfpar.ir import DType, Graph, GraphBuilder, Tensor, fingerprint
 from tfpar.planning.meshes import logical_meshes

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tfpar.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from tfpar.cluster.check import TRANSFER
+    from tfpar.cluster.check import ALGORITHMS, TRANSFER
     from tfpar.cluster.description import Cluster, Device, Level, MeasuredCollective, Node
     from tfpar.cluster.files import cluster_of, describe, read_cluster, write_cluster
     from tfpar.cluster.lookup import find_cluster, fit_to_mesh, preset_names, read_preset
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tfpar.cluster.scaling import LinkSlowdown, scale_bandwidth, scale_times, spans_nodes
 
 __all__ = [
+    "ALGORITHMS",
     "TRANSFER",
     "Cluster",
     "Device",
@@ -51,7 +52,7 @@ __all__ = [
 __getattr__ = lazy_exports(
     __name__,
     {
-        "tfpar.cluster.check": ["TRANSFER"],
+        "tfpar.cluster.check": ["ALGORITHMS", "TRANSFER"],
         "tfpar.cluster.description": ["Cluster", "Device", "Level", "MeasuredCollective", "Node"],
         "tfpar.cluster.files": ["cluster_of", "describe", "read_cluster", "write_cluster"],
         "tfpar.cluster.lookup": ["find_cluster", "fit_to_mesh", "preset_names", "read_preset"],

@@ -8,13 +8,14 @@ from tfpar.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from tfpar.cost.closed_form import pipeline_seconds
-    from tfpar.cost.collectives import collective_seconds, transfer_seconds
+    from tfpar.cost.collectives import collective_seconds, lines, transfer_seconds
     from tfpar.cost.cost import Cost
     from tfpar.cost.evaluation import evaluate
     from tfpar.cost.microbatches import microbatched_cost
     from tfpar.cost.op_compute import efficiency, flops
     from tfpar.cost.overlap import hidden_by_chunks
-    from tfpar.cost.pipeline_cost import PipelineCost
+    from tfpar.cost.patterns import splits
+    from tfpar.cost.pipeline_cost import PipelineCost, StageCost
     from tfpar.cost.pipeline_cost_model import PipelineCostModel, bottleneck_cost, staged_cost
     from tfpar.cost.pricer import Pricer
     from tfpar.cost.schedule_search import compare_schedules
@@ -30,6 +31,7 @@ __all__ = [
     "PipelineCostModel",
     "Pricer",
     "ScatterGatherCost",
+    "StageCost",
     "StageTransfers",
     "TaskPartition",
     "Terms",
@@ -40,8 +42,10 @@ __all__ = [
     "evaluate",
     "flops",
     "hidden_by_chunks",
+    "lines",
     "microbatched_cost",
     "pipeline_seconds",
+    "splits",
     "stage_prices",
     "staged_cost",
     "transfer_seconds",
@@ -51,13 +55,14 @@ __getattr__ = lazy_exports(
     __name__,
     {
         "tfpar.cost.closed_form": ["pipeline_seconds"],
-        "tfpar.cost.collectives": ["collective_seconds", "transfer_seconds"],
+        "tfpar.cost.collectives": ["collective_seconds", "lines", "transfer_seconds"],
         "tfpar.cost.cost": ["Cost"],
         "tfpar.cost.evaluation": ["evaluate"],
         "tfpar.cost.microbatches": ["microbatched_cost"],
         "tfpar.cost.op_compute": ["efficiency", "flops"],
         "tfpar.cost.overlap": ["hidden_by_chunks"],
-        "tfpar.cost.pipeline_cost": ["PipelineCost"],
+        "tfpar.cost.patterns": ["splits"],
+        "tfpar.cost.pipeline_cost": ["PipelineCost", "StageCost"],
         "tfpar.cost.pipeline_cost_model": ["PipelineCostModel", "bottleneck_cost", "staged_cost"],
         "tfpar.cost.pricer": ["Pricer"],
         "tfpar.cost.schedule_search": ["compare_schedules"],

@@ -29,10 +29,13 @@ if TYPE_CHECKING:
     from tfpar.ir import traits
     from tfpar.ir.builder import GraphBuilder
     from tfpar.ir.constants import Constants
+    from tfpar.ir.graph_nodes import GraphNode, NodeGraph
     from tfpar.ir.model_layers import ModelLayer
     from tfpar.ir.order import sort_topologically
     from tfpar.ir.passes.block_sums import BLOCK_SUM
+    from tfpar.ir.passes.recompute import is_recomputed
     from tfpar.ir.roles import BACKWARD, FORWARD, PHASES, UPDATE, Roles, When
+    from tfpar.ir.shared_subgraphs import RepeatedBlock
     from tfpar.ir.step import StepGraph
     from tfpar.ir.text import format_graph, format_step, parse_graph, parse_step
 
@@ -48,8 +51,11 @@ __all__ = [
     "Gradient",
     "Graph",
     "GraphBuilder",
+    "GraphNode",
     "ModelLayer",
+    "NodeGraph",
     "Op",
+    "RepeatedBlock",
     "Roles",
     "Shape",
     "ShapeAttr",
@@ -64,6 +70,7 @@ __all__ = [
     "freeze",
     "is_floating",
     "is_numeric",
+    "is_recomputed",
     "itemsize",
     "parse_graph",
     "parse_step",
@@ -78,10 +85,13 @@ __getattr__ = lazy_exports(
     {
         "tfpar.ir.builder": ["GraphBuilder"],
         "tfpar.ir.constants": ["Constants"],
+        "tfpar.ir.graph_nodes": ["GraphNode", "NodeGraph"],
         "tfpar.ir.model_layers": ["ModelLayer"],
         "tfpar.ir.order": ["sort_topologically"],
         "tfpar.ir.passes.block_sums": ["BLOCK_SUM"],
+        "tfpar.ir.passes.recompute": ["is_recomputed"],
         "tfpar.ir.roles": ["BACKWARD", "FORWARD", "PHASES", "Roles", "UPDATE", "When"],
+        "tfpar.ir.shared_subgraphs": ["RepeatedBlock"],
         "tfpar.ir.step": ["StepGraph"],
         "tfpar.ir.text": ["format_graph", "format_step", "parse_graph", "parse_step"],
     },

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tfpar.pipeline.generators import FAMILIES, generate, name_of
     from tfpar.pipeline.generators.list_scheduling import list_schedule
     from tfpar.pipeline.graph import RECEIVE_AHEAD, task_graph
-    from tfpar.pipeline.stage_graph import StageGraph, StageLink
+    from tfpar.pipeline.stage_graph import Join, StageGraph, StageLink, Tie
     from tfpar.pipeline.stage_partition import partition_step, sent_whole
     from tfpar.pipeline.statistics import EXACT
     from tfpar.pipeline.step_stages import assignable, stages_of_step
@@ -24,11 +24,13 @@ __all__ = [
     "FAMILIES",
     "RECEIVE_AHEAD",
     "SEARCHES",
+    "Join",
     "Pipeline",
     "Schedule",
     "StageGraph",
     "StageLink",
     "Task",
+    "Tie",
     "assignable",
     "generate",
     "list_schedule",
@@ -45,7 +47,7 @@ __getattr__ = lazy_exports(
         "tfpar.pipeline.generators": ["FAMILIES", "generate", "name_of"],
         "tfpar.pipeline.generators.list_scheduling": ["list_schedule"],
         "tfpar.pipeline.graph": ["RECEIVE_AHEAD", "task_graph"],
-        "tfpar.pipeline.stage_graph": ["StageGraph", "StageLink"],
+        "tfpar.pipeline.stage_graph": ["Join", "StageGraph", "StageLink", "Tie"],
         "tfpar.pipeline.stage_partition": ["partition_step", "sent_whole"],
         "tfpar.pipeline.statistics": ["EXACT"],
         "tfpar.pipeline.step_stages": ["assignable", "stages_of_step"],

@@ -19,6 +19,7 @@ from tfpar.lazy import lazy_exports
 if TYPE_CHECKING:
     from tfpar.planning.completion import attach_partitioned
     from tfpar.planning.objective import UNCERTAINTY, Budget
+    from tfpar.planning.problem import step_anchors
     from tfpar.planning.request import PlanRequest
     from tfpar.planning.solve import find_plan
     from tfpar.planning.step_search import StepSearch
@@ -30,6 +31,7 @@ __all__ = [
     "StepSearch",
     "attach_partitioned",
     "find_plan",
+    "step_anchors",
 ]
 
 __getattr__ = lazy_exports(
@@ -37,6 +39,7 @@ __getattr__ = lazy_exports(
     {
         "tfpar.planning.completion": ["attach_partitioned"],
         "tfpar.planning.objective": ["Budget", "UNCERTAINTY"],
+        "tfpar.planning.problem": ["step_anchors"],
         "tfpar.planning.request": ["PlanRequest"],
         "tfpar.planning.solve": ["find_plan"],
         "tfpar.planning.step_search": ["StepSearch"],

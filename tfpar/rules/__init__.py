@@ -31,7 +31,15 @@ from tfpar.rules import (
     values,
 )
 from tfpar.rules.local import LocalOp
-from tfpar.rules.registry import find_rule, has_rule, register_rule, registered_types, rule
+from tfpar.rules.registry import (
+    RuleFunction,
+    find_rule,
+    has_rule,
+    register_rule,
+    registered_types,
+    rule,
+    rule_function,
+)
 from tfpar.rules.rule import PLAIN, SAME, OpRule, find_relabelled_inputs, make_rule, replicate_rule
 
 FAMILIES = (
@@ -68,6 +76,7 @@ __all__ = [
     "SAME",
     "LocalOp",
     "OpRule",
+    "RuleFunction",
     "find_relabelled_inputs",
     "find_rule",
     "has_rule",
@@ -76,4 +85,5 @@ __all__ = [
     "registered_types",
     "replicate_rule",
     "rule",
+    "rule_function",
 ]

@@ -11,8 +11,7 @@ from tests.partitioned import Traced, trace
 from tfpar.cluster import Link
 from tfpar.cost import Pricer, flops, op_compute
 from tfpar.cost.pricer import trips
-from tfpar.ir import BACKWARD, DType, GraphBuilder, Op, Roles
-from tfpar.ir.traits import MATRIX_PRODUCTS
+from tfpar.ir import BACKWARD, DType, GraphBuilder, Op, Roles, traits
 from tfpar.propagation import WHOLE, Anchors, Decision, Reshard, prepare, propagate
 from tfpar.propagation.decide import OpStrategy
 from tfpar.rules import PLAIN
@@ -279,7 +278,7 @@ def test_ops_of_a_slow_type_take_what_their_entries_take(function, shapes, op_ty
 def test_products_bring_what_is_transposed_into_order(function, shapes, permuted):
     args = [np.zeros(s, "float32") for s in shapes]
     graph = convert_func_graph(trace(function, args).graph)
-    op = next(op for op in graph.ops if op.type in MATRIX_PRODUCTS)
+    op = next(op for op in graph.ops if op.type in traits.MATRIX_PRODUCTS)
     sizes = [[t.num_elements for t in some] for some in (op.inputs, op.outputs)]
     assert op_compute.entries(op, *sizes) == permuted
 

@@ -15,8 +15,7 @@ from tests.clusters import device, two_levels
 from tfpar.cluster import Link
 from tfpar.compile import prepare_step
 from tfpar.cost import Pricer, flops
-from tfpar.ir import Roles
-from tfpar.ir.traits import is_free
+from tfpar.ir import Roles, traits
 from tfpar.plans import plan_from_constraints
 from tfpar.propagation import propagate
 from tfpar.spec import Mesh
@@ -55,7 +54,7 @@ def priced_bytes(model: keras.Model, data: tuple[tf.Tensor, ...], jit_compile: b
     return sum(
         pricer.op_seconds(op, prepared.rules[op], decision)
         for op, decision in laid.decisions.items()
-        if not is_free(op) and not flops(op, prepared.rules[op])
+        if not traits.is_free(op) and not flops(op, prepared.rules[op])
     )
 
 

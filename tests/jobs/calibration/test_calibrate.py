@@ -10,7 +10,7 @@ import tfpar as tap
 import tfpar.jobs.calibration.calibrate as module
 from tests.cases import at_night
 from tests.tf.distributed import jobs
-from tfpar.cli.main import main
+from tfpar.__main__ import main
 from tfpar.cluster import TRANSFER, describe, find_measurement, path_between, read_cluster
 from tfpar.cost import collective_seconds
 from tfpar.jobs.calibration.calibrate import calibrate

@@ -6,7 +6,6 @@ packs files, and the tools on PATH are scripts that do nothing.
 
 from __future__ import annotations
 
-import argparse
 import concurrent.futures
 import dataclasses
 import hashlib
@@ -23,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from tests.time_limits import time_limit
-from tfpar.cli.install import add_parser
+from tfpar.__main__ import main
 from tfpar.jobs.install import horovod, toolchain
 from tfpar.jobs.install.horovod import BuildLog
 from tfpar.jobs.install.patches import PATCHES, patch_sources
@@ -355,12 +354,9 @@ def test_an_import_that_hangs_is_ended(tmp_path, monkeypatch):
 
 def test_the_command_copies_the_wheel_where_it_is_asked_to(tmp_path, capsys):
     wheel = cached(of=horovod.wheel_key())
-    parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers())
-    command = ["install-horovod", "--no-mpi", "--wheel-only", str(tmp_path / "out" / "here")]
-    options = parser.parse_args(command)
-    assert options.run(options) == 0
-    copy = tmp_path / "out" / "here" / wheel.name
+    folder = tmp_path / "out" / "here"
+    assert main(["install-horovod", "--no-mpi", "--wheel-only", str(folder)]) == 0
+    copy = folder / wheel.name
     assert copy.exists() and capsys.readouterr().out == f"{copy}\n"
 
 

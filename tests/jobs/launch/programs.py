@@ -89,7 +89,7 @@ def run(command: tuple[str, ...], num_ranks: int = 2, **options) -> int:
 def start(command: tuple[str, ...], *options: str) -> tuple[subprocess.Popen, str]:
     """`tfpar run` as a process of its own, and the mark of what it starts."""
     variables = environ()
-    run = [sys.executable, "-m", "tests.jobs.launch.launcher", "run", "--backend", "tensorflow"]
+    run = [sys.executable, "-m", "tests.cli.launcher", "run", "--backend", "tensorflow"]
     process = subprocess.Popen(
         [*run, *options, *command],
         env=variables,

@@ -15,8 +15,7 @@ from tfpar.cluster import (
     scale_times,
     spans_nodes,
 )
-from tfpar.cost import collective_seconds
-from tfpar.cost.collectives import lines
+from tfpar.cost import collective_seconds, lines
 from tfpar.observability.monitor.monitored_model import correct_cluster, measure_links
 from tfpar.observability.monitor.step_parts import (
     DATA,

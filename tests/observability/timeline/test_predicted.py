@@ -16,7 +16,7 @@ import pytest
 from tests.graphs import BATCH, saved
 from tests.observability.timeline.files import Event, TimelineFile
 from tests.time_limits import time_limit
-from tfpar.cli.main import main
+from tfpar.__main__ import main
 from tfpar.cluster import find_cluster
 from tfpar.constraints import batch, shard
 from tfpar.observability.report.data.schema import Report, TaskSummary, TransferSummary, read_report

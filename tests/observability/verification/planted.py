@@ -15,8 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpar.ir import BLOCK_SUM, Constants, Op
-from tfpar.rules import SAME, LocalOp, OpRule, make_rule
-from tfpar.rules.registry import RuleFunction
+from tfpar.rules import SAME, LocalOp, OpRule, RuleFunction, make_rule
 
 ROWS, COLUMNS = 8, 4
 

@@ -85,7 +85,7 @@ class Besieged:
         launcher = [
             sys.executable,
             "-m",
-            "tests.jobs.launch.launcher",
+            "tests.cli.launcher",
             "run",
             "-np",
             "2",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tfpar.compile.local.microbatches import build_microbatched_program
     from tfpar.compile.local.packing import pack_collectives
     from tfpar.compile.local.programs import Group, ProgramSet
-    from tfpar.compile.local.reshard import COLLECTIVE_TYPES
+    from tfpar.compile.local.reshard import COLLECTIVE_TYPES, all_reduce
     from tfpar.compile.local.scatter_gather import Slicing
     from tfpar.compile.local.stage_split import PipelineLowering, send_in_slices, split_stages
     from tfpar.compile.local.transfers import TRANSFER_TYPES, Channel, channels_of, recv, send
@@ -33,6 +33,7 @@ __all__ = [
     "ProgramSet",
     "Slicing",
     "StagePass",
+    "all_reduce",
     "build_local_program",
     "build_microbatched_program",
     "build_uneven_program",
@@ -62,7 +63,7 @@ __getattr__ = lazy_exports(
         "tfpar.compile.local.microbatches": ["build_microbatched_program"],
         "tfpar.compile.local.packing": ["pack_collectives"],
         "tfpar.compile.local.programs": ["Group", "ProgramSet"],
-        "tfpar.compile.local.reshard": ["COLLECTIVE_TYPES"],
+        "tfpar.compile.local.reshard": ["COLLECTIVE_TYPES", "all_reduce"],
         "tfpar.compile.local.scatter_gather": ["Slicing"],
         "tfpar.compile.local.stage_split": ["PipelineLowering", "send_in_slices", "split_stages"],
         "tfpar.compile.local.transfers": [

@@ -9,8 +9,10 @@ from tfpar.lazy import lazy_exports
 if TYPE_CHECKING:
     from tfpar.planning.inter_op.stage_planner import assign_stages
     from tfpar.planning.inter_op.stages.unit_builder import assign_step
+    from tfpar.planning.inter_op.three_d.cost_table import LayerLayout
 
 __all__ = [
+    "LayerLayout",
     "assign_stages",
     "assign_step",
 ]
@@ -20,5 +22,6 @@ __getattr__ = lazy_exports(
     {
         "tfpar.planning.inter_op.stage_planner": ["assign_stages"],
         "tfpar.planning.inter_op.stages.unit_builder": ["assign_step"],
+        "tfpar.planning.inter_op.three_d.cost_table": ["LayerLayout"],
     },
 )

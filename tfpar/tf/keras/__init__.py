@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 from tfpar.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from tfpar.tf.keras.adapter import parallel_model, state_of
+    from tfpar.tf.keras.adapter import install, parallel_model, state_of
 
 __all__ = [
+    "install",
     "parallel_model",
     "state_of",
 ]
@@ -17,6 +18,6 @@ __all__ = [
 __getattr__ = lazy_exports(
     __name__,
     {
-        "tfpar.tf.keras.adapter": ["parallel_model", "state_of"],
+        "tfpar.tf.keras.adapter": ["install", "parallel_model", "state_of"],
     },
 )

@@ -9,8 +9,7 @@ import pytest
 
 from tests.cases import amounts
 from tests.planning.inter_op.stages.random_units import assignments, random_graph, sent, taken
-from tfpar.cost import PipelineCost
-from tfpar.cost.pipeline_cost import StageCost
+from tfpar.cost import PipelineCost, StageCost
 from tfpar.ir import Op
 from tfpar.planning.inter_op.stages.assign import assign
 from tfpar.planning.inter_op.stages.memory_budget import (

@@ -12,9 +12,7 @@ from tests.cases import at_night, some_first
 from tests.planning.inter_op.stages.program_memory import most_stored
 from tests.planning.inter_op.stages.steps import DEVICE, Staged, machines, priced_in_stages
 from tfpar.cluster import Cluster, Device, Level, Node
-from tfpar.compile.local import build_local_program, statistics_of
-from tfpar.compile.local.microbatch_rounds import schedule_rounds
-from tfpar.compile.local.rank_local_axis import Repetition
+from tfpar.compile.local import statistics_of
 from tfpar.cost import (
     Cost,
     PipelineCost,
@@ -25,8 +23,7 @@ from tfpar.cost import (
     microbatched_cost,
     staged_cost,
 )
-from tfpar.ir import FORWARD, Roles
-from tfpar.ir.passes.copy import copy_graph
+from tfpar.ir import FORWARD, Roles, format_graph, parse_graph
 from tfpar.pipeline import generate
 from tfpar.planning.memory.recompute import Blocks
 from tfpar.planning.pricing.price import price_plan
@@ -217,24 +214,6 @@ def test_tied_weights_are_held_twice():
     assert fixed + once < second.cost.fixed_bytes < fixed + once + 2 * batch
 
 
-# --- joins ------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("gpt", "resnet", "normalized_by_kernels", "penalized"),
-        *at_night("t5_3_layers", "unet", "clip_4_layers", "gshard_moe"),
-    ],
-)
-def test_there_are_joins_where_programs_have_several_rounds(name):
-    staged = Staged.of(name, 2).cut(4)
-    program = build_local_program(staged.laid)
-    rounds = schedule_rounds(program, Repetition(program, {}))
-    assert bool(StageTransfers(staged, (0, 1)).stage_graph().joins) == (rounds.count > 1)
-
-
 def test_exact_batch_statistics_keep_all_microbatches_whatever_the_schedule():
     prices = Staged.of("resnet", 2).priced()
     found = {name: prices.run(generate(name, 2, 4)) for name in ("gpipe", "1f1b")}
@@ -404,7 +383,7 @@ def test_a_plan_says_how_it_runs():
 
 def test_a_step_that_does_not_train_has_no_price():
     staged = Staged.of("gpt", 2)
-    graph, _ = copy_graph(staged.problem.step.graph)
+    graph = parse_graph(format_graph(staged.problem.step.graph))
     roles = Roles.of(graph)
     graph.ops = [op for op in graph.ops if roles.phase[op] == FORWARD]
     graph.effects = [op for op in graph.effects if op in graph.ops]

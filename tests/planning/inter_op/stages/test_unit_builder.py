@@ -9,8 +9,8 @@ import pytest
 
 from tests.cases import some_first
 from tests.graphs import saved
+from tests.ir.blocks import chain
 from tests.pipeline.test_step_stages import Step, sent
-from tests.planning.blocks import chain
 from tfpar.ir import BACKWARD, FORWARD, Op, Roles, StepGraph, planning_graph
 from tfpar.pipeline import assignable, partition_step, stages_of_step
 from tfpar.planning.deadline import Deadline, SearchStopped

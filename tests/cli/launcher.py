@@ -1,4 +1,4 @@
-"""`tfpar run` alone, as a process of its own: `python -m tests.jobs.launch.launcher run ...`."""
+"""`tfpar run` alone, as a process of its own: `python -m tests.cli.launcher run ...`."""
 
 from __future__ import annotations
 

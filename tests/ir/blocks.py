@@ -1,4 +1,4 @@
-"""Models as the search sees them: captured ones, and blocks written by hand."""
+"""Models with blocks that repeat: captured ones, and some written by hand."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ from tfpar.ir.shared_subgraphs import (
     prune_graph,
     repeated_blocks,
 )
-from tfpar.planning.folding.fold import FoldedGraph, fold
 
 
 @dataclasses.dataclass(eq=False)
@@ -48,9 +47,6 @@ class Parts:
         self.repeats: list[RepeatedBlock] = repeated_blocks(
             self.nodes, self.subgraphs, self.signatures, self.min_duplicate
         )
-
-    def fold(self) -> FoldedGraph:
-        return fold(self.graph, self.repeats, self.signatures)
 
     def node(self, name: str) -> GraphNode:
         return next(n for n in self.nodes.nodes if n.name == name)

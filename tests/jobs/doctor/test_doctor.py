@@ -17,7 +17,7 @@ import pytest
 from tests import preloaded
 from tests.jobs.launch.programs import variables
 from tests.time_limits import time_limit
-from tfpar.cli.main import main
+from tfpar.__main__ import main
 from tfpar.jobs.doctor import Finding, Status, examination, machine, software, trials
 from tfpar.jobs.doctor.command import CommandResult, run
 from tfpar.jobs.doctor.finding import missing, ok, warning
@@ -425,7 +425,7 @@ def test_quick_finds_the_tensorflow_that_runs_these_tests():
 def test_everything_works_on_the_machine_of_these_tests(tmp_path):
     """The doctor starts what it tries by `sys.executable`."""
     code = (
-        "import sys; from tfpar.cli.main import main; "
+        "import sys; from tfpar.__main__ import main; "
         "sys.executable = sys.argv[1]; sys.exit(main(['doctor', '--json']))"
     )
     executable = preloaded.executable(tmp_path)
