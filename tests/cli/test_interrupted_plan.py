@@ -46,8 +46,7 @@ import sys
 import threading
 
 from tfpar.cli.main import main
-from tfpar.planning.intra_op.planners import PLANNERS
-from tfpar.planning.intra_op.tap.planner import TapPlanner
+from tfpar.planning.intra_op import PLANNERS, TapPlanner
 
 
 class Endless:

@@ -236,7 +236,7 @@ import sys, threading, time
 import keras, numpy as np, tensorflow as tf
 import tfpar as tap
 from keras import layers
-from tfpar.tf.keras.adapter import parallel_model
+from tfpar.tf.keras import parallel_model
 
 ROWS, WIDTH, INNER, LAYERS = 4096, 128, 1024, 5
 

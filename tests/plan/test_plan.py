@@ -236,7 +236,7 @@ def test_fingerprint_sees_attributes_and_edges():
 @pytest.mark.slow
 def test_fingerprint_is_the_same_in_another_process():
     code = (
-        "from tests.plan.graphs import mlp; from tfpar.ir.fingerprint import fingerprint;"
+        "from tests.plan.graphs import mlp; from tfpar.ir import fingerprint;"
         "print(fingerprint(mlp(momentum=True)))"
     )
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

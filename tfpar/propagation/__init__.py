@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from tfpar.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from tfpar.propagation.decide import OpStrategy
     from tfpar.propagation.engine import propagate
     from tfpar.propagation.factors import WHOLE
     from tfpar.propagation.partitioned_graph import (
@@ -29,6 +30,7 @@ __all__ = [
     "Anchors",
     "Decision",
     "OpPlan",
+    "OpStrategy",
     "PartitionedGraph",
     "PreparedGraph",
     "Reshard",
@@ -43,6 +45,7 @@ __all__ = [
 __getattr__ = lazy_exports(
     __name__,
     {
+        "tfpar.propagation.decide": ["OpStrategy"],
         "tfpar.propagation.engine": ["propagate"],
         "tfpar.propagation.factors": ["WHOLE"],
         "tfpar.propagation.partitioned_graph": [

@@ -12,8 +12,7 @@ from tfpar.cluster import Link
 from tfpar.cost import Pricer, flops, op_compute
 from tfpar.cost.pricer import trips
 from tfpar.ir import BACKWARD, DType, GraphBuilder, Op, Roles, traits
-from tfpar.propagation import WHOLE, Anchors, Decision, Reshard, prepare, propagate
-from tfpar.propagation.decide import OpStrategy
+from tfpar.propagation import WHOLE, Anchors, Decision, OpStrategy, Reshard, prepare, propagate
 from tfpar.rules import PLAIN
 from tfpar.spec import Mesh, Partial, Replicate, Shard, replicated_spec
 from tfpar.tf.interop import convert_func_graph

@@ -9,8 +9,7 @@ import tensorflow as tf
 
 import tfpar
 from tfpar.ir import Constants, GraphBuilder, Op, Tensor, traits
-from tfpar.rules import find_relabelled_inputs, has_rule, registered_types
-from tfpar.rules.registry import rule_or_replicate
+from tfpar.rules import find_relabelled_inputs, find_rule, has_rule, registered_types
 
 OWN = {"RankConst"}
 """Op types that are no TensorFlow's."""
@@ -128,7 +127,7 @@ def test_rules_agree_with_the_table(op_type):
     """What hands on values may be laid as they lie. (`IdentityN` is split into `Identity` ops
     first, unless it waits for something.)"""
     op = _graph(op_type).op
-    rule = rule_or_replicate(op, Constants(GraphBuilder().graph))
+    rule = find_rule(op, Constants(GraphBuilder().graph))
     assert 0 in find_relabelled_inputs(op, rule)
 
 
