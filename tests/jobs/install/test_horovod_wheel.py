@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.time_limits import time_limit
+from tests.time_limits import time_limit, wait_until
 from tfpar.__main__ import main
 from tfpar.jobs.install import horovod, toolchain
 from tfpar.jobs.install.horovod import BuildLog
@@ -266,9 +266,7 @@ def test_a_command_past_its_time_is_ended_with_all_it_started(tmp_path, monkeypa
         log.run(command, doing="Compiling", environment=os.environ, mend="")
     assert time.monotonic() - begin < time_limit(20)
     pid = int((tmp_path / "pid").read_text())
-    while _alive(pid) and time.monotonic() - begin < time_limit(20):
-        time.sleep(0.05)
-    assert not _alive(pid)
+    assert wait_until(lambda: not _alive(pid), 20)
 
 
 def test_whoever_waits_is_told_of_each_command(tmp_path):

@@ -6,7 +6,7 @@ import threading
 
 import tensorflow as tf
 
-from tests.jobs.launch.programs import wait_until
+from tests.time_limits import wait_until
 from tfpar.ir import DType
 from tfpar.jobs.launch import TaskProgress
 from tfpar.tf.runtime.backends.process import Progress
