@@ -95,7 +95,7 @@ def test_what_is_read_in_another_spec_by_the_backward_pass_is_told_apart():
     halves = {"ranks": 2, "spec": (Shard(0),)}  # the product reads its input in two specs
     assert peak_of(build, **halves).copied_bytes == 0, "the forward pass alone does"
     copied = peak_of(build, **halves, backward=[product]).copied_bytes
-    assert copied == KB / 2, "the columns of the left one"
+    assert copied == pytest.approx(KB / 2), "the columns of the left one"
     assert peak_of(build, backward=[product]).copied_bytes == 0, "nothing is split"
 
 
@@ -127,7 +127,7 @@ def test_what_is_read_later_stays():
 
 
 def test_each_rank_stores_its_part():
-    assert peak_of(chain("Relu", "Tanh"), 4, (Shard(0),)).num_bytes == KB / 4
+    assert peak_of(chain("Relu", "Tanh"), 4, (Shard(0),)).num_bytes == pytest.approx(KB / 4)
 
 
 def test_runs_that_stand_for_several_blocks_add_up():
@@ -181,7 +181,7 @@ def test_operands_of_collectives_wait_until_a_bucket_is_full(bucket_kb, deferred
     outputs = frozenset(laid.graph.outputs) if deferred else frozenset()
     roles = Roles({}, outputs, frozenset())
     found = operands_of_collectives(laid, local_bytes(laid.mesh), roles, bucket_kb * KB)
-    assert [found[t.op] / KB for t in laid.graph.outputs] == expected
+    assert [found[t.op] / KB for t in laid.graph.outputs] == pytest.approx(expected)
     # All that is there when the last one runs: its operand or bucket, and all results.
     whole = peak(laid, local_bytes(laid.mesh), {}, found)
     inputs = 2 * KB / 2
