@@ -3,10 +3,10 @@
 import pytest
 
 from tests.clusters import device, two_levels
-from tfpar.cluster.network import Link
+from tfpar.cluster import Link
 from tfpar.cost.buckets import BUCKET_SIZES, best_buckets
 from tfpar.cost.terms import Terms
-from tfpar.ir.roles import When
+from tfpar.ir import When
 from tfpar.spec import Mesh
 
 MB = 2**20

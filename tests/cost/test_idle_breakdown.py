@@ -10,7 +10,7 @@ from tests.planning.inter_op.stages.steps import Staged, machines
 from tfpar.cost.cost import Cost
 from tfpar.cost.idle_breakdown import split_idle_time
 from tfpar.cost.pipeline_cost_model import PipelineCostModel, bottleneck_cost
-from tfpar.pipeline.generators import generate
+from tfpar.pipeline import generate
 
 SCHEDULE = generate("1f1b", 2, 4)
 

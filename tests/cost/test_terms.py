@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from tfpar.cost.terms import PACKED_KINDS, Terms
-from tfpar.ir.roles import BACKWARD, FORWARD, UPDATE, When
+from tfpar.ir import BACKWARD, FORWARD, UPDATE, When
 
 
 def some(scale=1.0, num_axes=2):
@@ -82,7 +82,8 @@ def test_what_subtracting_left_over_is_nothing():
     terms.activation_bytes = 4096
     before = terms.copy()
     found = terms.without_rounding()
-    assert list(found.compute) == [0.1, 0.2, 0.0] and list(found.communication) == [0, 0, 1e-9]
+    assert list(found.compute) == pytest.approx([0.1, 0.2, 0.0])
+    assert list(found.communication) == pytest.approx([0, 0, 1e-9])
     assert found.packed(When.BESIDE) == [] and found.activation_bytes == 4096
     assert terms == before, "the terms are the caller's"
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.pipeline.test_step_stages import N, Step, two_layers
-from tfpar.ir.graph import Op
-from tfpar.ir.roles import Roles
+from tfpar.ir import Op, Roles
 from tfpar.pipeline.backward_halves import find_weight_half
 from tfpar.pipeline.step_graph import Runs
 from tfpar.pipeline.step_stages import stages_of_step

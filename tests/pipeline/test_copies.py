@@ -7,7 +7,7 @@ import numpy as np
 from tests.pipeline.arithmetic import Arithmetic, N, run
 from tests.pipeline.sent import sent
 from tests.pipeline.test_step_stages import Step
-from tfpar.ir.text import format_graph
+from tfpar.ir import format_graph
 from tfpar.pipeline.copies import own_constants, read_once
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.graphs import BATCH, saved
 from tests.planning.test_saved_graphs import SLOW
-from tfpar.cost.cost import Cost
+from tfpar.cost import Cost
 from tfpar.planning.intra_op.planners import find_planner
 from tfpar.planning.memory.fit import MemoryFit
 from tfpar.planning.objective import UNCERTAINTY

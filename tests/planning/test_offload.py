@@ -11,8 +11,8 @@ from tests.planning.changes import changed
 from tests.planning.problems import Captured
 from tests.planning.test_slots import MACHINES, WHOLE, problem_of, weights_of
 from tests.planning.test_slots import slots_of as split_slots_of
-from tfpar.cluster.description import Cluster, Device, Level
-from tfpar.ir.traits import IN_FLIGHT
+from tfpar.cluster import Cluster, Device, Level
+from tfpar.ir import traits
 from tfpar.planning.cache import problem_digest
 from tfpar.planning.intra_op.tap.planner import TapPlanner
 from tfpar.planning.memory.limit import solve_under_memory_limit
@@ -68,7 +68,7 @@ def test_what_is_offloaded_is_not_stored_and_crosses_the_link_twice(problem, fas
 def test_slots_of_some_weights_are_on_the_device_in_passing(problem, fastest):
     before, _ = price_whole(fastest, problem)
     cost, _ = price_whole(away(fastest), problem)
-    passing = IN_FLIGHT * 2 * KERNELS[0]
+    passing = traits.IN_FLIGHT * 2 * KERNELS[0]
     assert before.live_bytes <= cost.live_bytes <= before.live_bytes + passing
     assert cost.memory_bytes < before.memory_bytes
 

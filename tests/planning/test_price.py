@@ -10,8 +10,7 @@ import pytest
 
 from tests.cases import some_first
 from tests.graphs import BATCH, saved
-from tfpar.cluster.description import Cluster, Device, Level, Node
-from tfpar.cluster.lookup import find_cluster
+from tfpar.cluster import Cluster, Device, Level, Node, find_cluster
 from tfpar.constraints import batch
 from tfpar.pipeline import Pipeline
 from tfpar.planning.candidates import SolvedCandidate

@@ -9,8 +9,7 @@ import pytest
 
 from tests.graphs import BATCH, saved
 from tests.planning.test_saved_graphs import SLOW
-from tfpar.cluster.description import Cluster, Device, Level, Node
-from tfpar.cluster.scaling import scale_bandwidth
+from tfpar.cluster import Cluster, Device, Level, Node, scale_bandwidth
 from tfpar.pipeline import Pipeline
 from tfpar.planning.candidates import SolvedCandidate
 from tfpar.planning.inter_op.sensitivity import PlanRepricer

@@ -2,7 +2,7 @@
 
 import tfpar as tap
 from tests.plan.graphs import mlp, partition
-from tfpar.ir.roles import BACKWARD, FORWARD, UPDATE, Roles, When
+from tfpar.ir import BACKWARD, FORWARD, UPDATE, Roles, When
 from tfpar.plans import plan_from_constraints
 from tfpar.propagation.communication import Communication
 from tfpar.propagation.partitioned_graph import Decision, PartitionedGraph, Reshard

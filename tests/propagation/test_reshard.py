@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from tests.spec.strategies import laid_out, specs
 from tfpar.propagation.reshard import lower_reshard, step_bytes
-from tfpar.spec import Mesh, local_shape, parse_spec, replicated_spec
-from tfpar.spec.names import COLLECTIVES
+from tfpar.spec import COLLECTIVES, Mesh, local_shape, parse_spec, replicated_spec
 
 # --- steps -----------------------------------------------------------------------
 

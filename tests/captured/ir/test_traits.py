@@ -8,12 +8,8 @@ import pytest
 import tensorflow as tf
 
 import tfpar
-from tfpar.ir import traits
-from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.constants import Constants
-from tfpar.ir.graph import Op, Tensor
-from tfpar.rules.registry import has_rule, registered_types, rule_or_replicate
-from tfpar.rules.rule import find_relabelled_inputs
+from tfpar.ir import Constants, GraphBuilder, Op, Tensor, traits
+from tfpar.rules import find_relabelled_inputs, find_rule, has_rule, registered_types
 
 OWN = {"RankConst"}
 """Op types that are no TensorFlow's."""
@@ -131,7 +127,7 @@ def test_rules_agree_with_the_table(op_type):
     """What hands on values may be laid as they lie. (`IdentityN` is split into `Identity` ops
     first, unless it waits for something.)"""
     op = _graph(op_type).op
-    rule = rule_or_replicate(op, Constants(GraphBuilder().graph))
+    rule = find_rule(op, Constants(GraphBuilder().graph))
     assert 0 in find_relabelled_inputs(op, rule)
 
 

@@ -6,8 +6,7 @@ from tests.plan.graphs import mlp, partition
 from tests.plan.test_stages import MESH, staged
 from tfpar.constraints import shard
 from tfpar.observability.report.announcement import announcement
-from tfpar.pipeline import Schedule
-from tfpar.pipeline.generators import generate
+from tfpar.pipeline import Schedule, generate
 from tfpar.plans import plan_from_constraints
 
 

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from tfpar.cluster.description import Cluster
 from tfpar.cost.cost import Cost
-from tfpar.cost.evaluate import evaluate
+from tfpar.cost.evaluation import evaluate
 from tfpar.cost.microbatches import microbatched_cost
 from tfpar.cost.overlap import chunked_cost
 from tfpar.cost.pipeline_cost import PipelineCost

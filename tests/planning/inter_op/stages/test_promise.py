@@ -11,8 +11,8 @@ import pytest
 
 from tests.cases import some_first
 from tests.planning.problems import Captured
-from tfpar.cluster.description import Cluster, Device, Level, Node
-from tfpar.ir.roles import BACKWARD, FORWARD, UPDATE
+from tfpar.cluster import Cluster, Device, Level, Node
+from tfpar.ir import BACKWARD, FORWARD, UPDATE
 from tfpar.pipeline import Pipeline
 from tfpar.planning.inter_op.relaxed_estimate import estimate_relaxed
 from tfpar.planning.intra_op.rhino import RhinoPlanner

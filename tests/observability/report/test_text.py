@@ -4,12 +4,10 @@ import pytest
 
 from tests.plan.graphs import mlp, partition
 from tfpar.constraints import batch, shard
-from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.graph import DType, FunctionRef, Graph
+from tfpar.ir import DType, FunctionRef, Graph, GraphBuilder
 from tfpar.observability.report.coverage import coverage
 from tfpar.plans import plan_from_constraints
-from tfpar.spec import Mesh, PlanError
-from tfpar.spec.quantities import format_bytes
+from tfpar.spec import Mesh, PlanError, format_bytes
 
 MESH = Mesh.of([2, 4])
 
