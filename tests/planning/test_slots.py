@@ -80,8 +80,6 @@ def test_what_is_saved_is_what_it_costs_less(problem, fastest):
     assert saved == pytest.approx(saved_by_sharded_slots(fastest, problem))
     kernels = 4 * (64 * 64 + 64 * 64 + 64 * 6)
     assert saved == pytest.approx(2 * kernels * 3 / 4), "of two slots, a quarter of each is left"
-        "two slots of Adam, of each a quarter is left"
-    )
     assert split.cost.weight_bytes == before.weight_bytes
     assert split.cost.memory_bytes < before.memory_bytes
 
