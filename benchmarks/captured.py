@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 
 import keras
@@ -47,4 +46,4 @@ def constrained(
     )
     plan = plan_from_constraints(step.graph, mesh, constraints, gradients=step.gradients)
     cost, _ = price_whole(plan, problem)
-    return dataclasses.replace(plan, cost=cost), problem
+    return plan.with_findings(cost=cost), problem

@@ -43,7 +43,7 @@ def planned(name: str, layers: int | None = None, nodes: int | None = None) -> d
     from benchmarks import models
     from benchmarks.large_models import PEAK, SETUPS
     from benchmarks.moe_layers import GLAM
-    from tfpar.planning.inter_op.choosing import name_of_plan
+    from tfpar.planning.candidates import name_of_plan
 
     setup = SETUPS[name]
     gpt = dataclasses.replace(setup.gpt, layers=layers or setup.gpt.layers, head=None)
@@ -82,7 +82,7 @@ def planned(name: str, layers: int | None = None, nodes: int | None = None) -> d
         "memory_bytes": cost.memory_bytes,
         "rivals": [
             {"name": r.name, "step_s": None if r.cost is None else r.cost.seconds, "why": r.reason}
-            for r in plan.rivals
+            for r in plan.findings.rivals
         ],
         "plan_cpu_s": time.process_time() - start,
         "plan_s": time.perf_counter() - wall,

@@ -172,10 +172,10 @@ class Planning:
         else:
             needed = plan.cost.memory_bytes
             row |= {"ms": plan.cost.seconds * 1e3, "gib": needed / 2**30, "plan": _in_words(plan)}
-            if plan.rivals:
+            if plan.findings.rivals:
                 row["rivals"] = {
                     r.name: r.reason if r.cost is None else f"{r.cost.seconds * 1e3:.1f} ms"
-                    for r in plan.rivals
+                    for r in plan.findings.rivals
                 }
             if needed > limit:
                 row["refused"] = f"does not fit: needs {needed / 2**30:.0f} GiB"
@@ -221,7 +221,7 @@ def _counts(planner: Any) -> dict[str, int]:
 
 def _in_words(plan: Plan) -> str:
     """Stages and mesh, what splits the batch, and how many weights are split in which way."""
-    from tfpar.planning.inter_op.choosing import name_of_plan
+    from tfpar.planning.candidates import name_of_plan
     from tfpar.spec import Shard, format_spec
 
     split = collections.Counter(

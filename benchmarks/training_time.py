@@ -12,7 +12,6 @@ said; all are priced alike.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 import math
 import time
@@ -78,7 +77,7 @@ def plans_of(step: CapturedStep, model: str) -> Iterator[dict[str, Any]]:
         plan = solve_under_memory_limit(problem, TapPlanner())
         searched = {"search_cpu_s": time.process_time() - start}
         cost, _ = price_whole(plan, problem)  # as the others are
-        plan = dataclasses.replace(plan, cost=cost)
+        plan = plan.with_findings(cost=cost)
         found = f"{plan.mesh}, batch over {' and '.join(plan.batch_axes)}"
         yield {**shared, "plan": "tap", **priced(plan, cluster), **searched, "found": found}
         for name, split in BY_HAND[model].items():

@@ -114,10 +114,10 @@ def _described(plan: tap.Plan) -> dict[str, Any]:
                 }
                 for s in plan.stages.cost.stages
             ]
-    if plan.rivals:
+    if plan.findings.rivals:
         found["rivals"] = [
             [rival.name, None if rival.cost is None else rival.cost.seconds, rival.reason]
-            for rival in plan.rivals
+            for rival in plan.findings.rivals
         ]
     return found
 

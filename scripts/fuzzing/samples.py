@@ -23,14 +23,13 @@ from tfpar.pipeline.generators import generate
 from tfpar.planning.intra_op.tap.planner import TapPlanner
 from tfpar.planning.problem import Problem
 from tfpar.plans import (
+    Candidate,
+    Findings,
     OffloadPlan,
     PipelinePlan,
     Plan,
     PlannedVariable,
-    PricedCandidate,
-    RejectedCandidate,
     SpecOption,
-    TrialResult,
     plan_from_constraints,
 )
 from tfpar.propagation.partitioned_graph import OpPlan
@@ -114,21 +113,23 @@ def planned() -> Plan:
         "abc",
         planner="tap",
         cluster=find_cluster("dgx-a100", MESH),
-        layouts=(PricedCandidate("data=4", 2e-3, 1e9),),
-        baselines=(PricedCandidate("one device", 3e-3, 2e9),),
-        cost=cost,
         recompute=("block",),
         offloaded=OffloadPlan(("m/a/kernel",), ("block",)),
         chunks=2,
-        rivals=(
-            RejectedCandidate("model=4", cost, "slower", 2.0),
-            RejectedCandidate("data=4", None, "does not fit"),
+        findings=Findings(
+            cost=cost,
+            layouts=(Candidate("data=4", 2e-3, 1e9),),
+            baselines=(Candidate("one device", 3e-3, 2e9),),
+            rivals=(
+                dataclasses.replace(Candidate.priced("model=4", cost), reason="slower", links=2.0),
+                Candidate("data=4", reason="does not fit"),
+            ),
+            trials=(
+                Candidate("data=2 x model=2", 1e-3, measured_s=2e-3),
+                Candidate("data=4", reason="failed"),
+            ),
+            passed_over=(2e-3, 7),
         ),
-        trials=(
-            TrialResult("data=2 x model=2", 1e-3, 2e-3, ""),
-            TrialResult("data=4", None, None, "failed"),
-        ),
-        passed_over=(2e-3, 7),
         ops={"m/a/MatMul": OpPlan((whole, laid), (laid,), (whole,))},
     )
 
@@ -143,7 +144,8 @@ def planned_in_stages() -> Plan:
         {"m/a/kernel": 0, "m/b/kernel": 1},
         PipelineCost(1e-2, 0.2, (share, dataclasses.replace(share, ranks=(4, 5, 6, 7)))),
     )
-    return dataclasses.replace(planned(), chunks=1, microbatches=2, trials=(), stages=stages)
+    plan = planned().with_findings(trials=())
+    return dataclasses.replace(plan, chunks=1, microbatches=2, stages=stages)
 
 
 def cluster() -> tap.Cluster:

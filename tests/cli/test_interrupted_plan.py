@@ -29,7 +29,7 @@ def test_what_was_found_is_written_and_the_exit_code_says_so(interrupted, capsys
     out, err = capsys.readouterr()
     assert out.startswith("Wrote p.json\nPlan for 'mlp' on mesh ") and "there may be better" in out
     assert err == "tfpar plan: interrupted, taking the best plan so far\n"
-    assert Plan.load("p.json").cut_short and not Path("plans").exists()
+    assert Plan.load("p.json").findings.cut_short and not Path("plans").exists()
     assert tfpar(f"{COMMAND} --explain fc1/kernel") == 1
     assert capsys.readouterr().out.startswith("Variable 'mlp/fc1/kernel'")
 
@@ -81,4 +81,4 @@ def test_a_signal_from_the_keyboard_does_that(folder):
     out, err = started.communicate(timeout=time_limit(120))
     assert started.returncode == 1, err
     assert "interrupted, taking the best plan so far" in err and "Wrote p.json" in out
-    assert Plan.load(folder / "p.json").cut_short
+    assert Plan.load(folder / "p.json").findings.cut_short

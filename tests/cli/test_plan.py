@@ -267,10 +267,10 @@ def test_a_pipeline_can_be_asked_for(folder, capsys):
     assert tfpar(f"{command} -o plan.json --schedule mine.csv --quiet") == 0
     assert Plan.load("plan.json").microbatches == 2
     assert tfpar(f"{command} -o plan.json --stages auto --full") == 0
-    assert Plan.load("plan.json").rivals
+    assert Plan.load("plan.json").findings.rivals
     assert "Pipelines that were compared" in capsys.readouterr().out
     assert tfpar(f"{command} -o other.json --stages auto --search anneal --seed 1 --quiet") == 0
-    assert Plan.load("other.json").rivals
+    assert Plan.load("other.json").findings.rivals
 
 
 @pytest.mark.parametrize(

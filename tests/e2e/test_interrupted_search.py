@@ -28,12 +28,12 @@ def test_fit_after_an_interrupted_fit_trains_by_what_was_found(caplog):
     with pytest.raises(KeyboardInterrupt):
         model.fit(x, y, batch_size=8, verbose=0)
     model.fit(x, y, batch_size=8, verbose=0)
-    assert planner.searches == 1 and tap.plan_of(model).cut_short
+    assert planner.searches == 1 and tap.plan_of(model).findings.cut_short
     assert sum("was interrupted" in line for line in caplog.messages) == 1
     with tap.auto_parallel([2, 2], planner=planner, cluster="v100-ethernet"):
         model = build()
     model.fit(x, y, batch_size=8, verbose=0)
-    assert planner.searches == 2 and not tap.plan_of(model).cut_short
+    assert planner.searches == 2 and not tap.plan_of(model).findings.cut_short
 
 
 def test_an_interrupted_plan_is_in_the_error_and_in_no_cache(tmp_path):
@@ -41,7 +41,9 @@ def test_an_interrupted_plan_is_in_the_error_and_in_no_cache(tmp_path):
     planner = Interrupted(TapPlanner(), 1)
     with pytest.raises(tap.SearchInterrupted) as error:
         tap.plan(build, specs, [2, 2], "v100-ethernet", planner=planner, plan_cache=str(tmp_path))
-    assert error.value.plan.cut_short and "there may be better" in error.value.plan.summary()
+    assert (
+        error.value.plan.findings.cut_short and "there may be better" in error.value.plan.summary()
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -68,10 +70,12 @@ def test_an_interrupted_plan_of_a_pipeline_has_stages_and_runs():
     with pytest.raises(tap.SearchInterrupted) as error:
         tap.plan(build, specs, [4], planner=planner, **in_two_stages())
     plan = error.value.plan
-    assert plan.cut_short and plan.num_ranks == 4 and {*plan.stages.owners.values()} == {0, 1}
+    assert (
+        plan.findings.cut_short and plan.num_ranks == 4 and {*plan.stages.owners.values()} == {0, 1}
+    )
     assert plan.cost.seconds == plan.stages.cost.seconds
     used = fitted_by(plan)
-    assert used.cut_short and used.stages.schedule == plan.stages.schedule
+    assert used.findings.cut_short and used.stages.schedule == plan.stages.schedule
 
 
 def test_an_interrupted_plan_of_which_no_stage_fits_is_none():
@@ -103,7 +107,7 @@ def test_a_search_that_stages_interrupt_ends_with_its_plan(monkeypatch):
     with pytest.raises(tap.SearchInterrupted) as error:
         tap.plan(build, specs, [4], planner="tap", **in_two_stages())
     plan = error.value.plan
-    assert plan.cut_short and {*plan.stages.owners.values()} == {0, 1}
+    assert plan.findings.cut_short and {*plan.stages.owners.values()} == {0, 1}
     assert len(asked) == 2 and asked[1] <= 1.0
 
 
@@ -111,8 +115,8 @@ def test_a_search_that_stages_interrupt_ends_with_its_plan(monkeypatch):
 def test_a_pipeline_whose_search_runs_out_of_time_has_stages():
     specs = np.ones((8, 6), "float32"), np.ones((8, 3), "float32")
     plan = tap.plan(build, specs, [4], planner="tap", search_seconds=1e-9, **in_two_stages())
-    assert plan.cut_short and plan.stages.cost is not None
-    assert fitted_by(plan).cut_short
+    assert plan.findings.cut_short and plan.stages.cost is not None
+    assert fitted_by(plan).findings.cut_short
 
 
 @pytest.mark.slow
@@ -144,11 +148,11 @@ def test_fit_after_an_interrupted_search_of_pipelines_takes_what_that_had_found(
     with pytest.raises(tap.SearchInterrupted) as error:
         model.fit(x, y, batch_size=8, verbose=0)
     found = error.value.plan
-    assert found.cut_short and bool(found.rivals) == (when != "tap")
+    assert found.findings.cut_short and bool(found.findings.rivals) == (when != "tap")
     count = len(searched)
     model.fit(x, y, batch_size=8, verbose=0)
     plan = tap.plan_of(model)
-    assert len(searched) == count and plan.cut_short and plan.mesh == found.mesh
+    assert len(searched) == count and plan.findings.cut_short and plan.mesh == found.mesh
     assert sum("was interrupted" in line for line in caplog.messages) == 1
 
 
@@ -161,4 +165,8 @@ def test_fit_after_an_interrupted_fit_of_a_pipeline_has_stages():
         model.fit(x, y, batch_size=8, verbose=0)
     model.fit(x, y, batch_size=8, verbose=0)
     plan = tap.plan_of(model)
-    assert planner.searches == 1 and plan.cut_short and {*plan.stages.owners.values()} == {0, 1}
+    assert (
+        planner.searches == 1
+        and plan.findings.cut_short
+        and {*plan.stages.owners.values()} == {0, 1}
+    )

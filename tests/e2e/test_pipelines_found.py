@@ -57,7 +57,7 @@ def test_stages_where_links_are_slow():
     )
     plan = tap.plan_of(parallel.model)
     assert plan.stages is not None and plan.num_ranks == 2
-    (alone,) = plan.rivals
+    (alone,) = plan.findings.rivals
     assert alone.name.startswith("no stages") and alone.cost.seconds > plan.cost.seconds
     for cost in (plan.cost, alone.cost):
         idle = cost.exposed_s + cost.transfer_s + cost.bubble_s
@@ -65,7 +65,7 @@ def test_stages_where_links_are_slow():
         assert work + idle == pytest.approx(cost.seconds)
     assert plan.cost.transfer_s > 0 == alone.cost.transfer_s
     assert "Pipelines that were compared" in plan.summary(full=True)
-    assert tap.Plan.from_json(plan.to_json()).rivals == plan.rivals
+    assert tap.Plan.from_json(plan.to_json()).findings.rivals == plan.findings.rivals
 
 
 @pytest.mark.nightly
@@ -81,7 +81,7 @@ def test_the_runner_up_wins_where_links_are_as_the_plan_says(bandwidth, stages, 
 
     batch = rows(16)
     plan = planned(bandwidth)
-    (rival,) = plan.rivals
+    (rival,) = plan.findings.rivals
     assert found(plan) == stages and rival.links is not None
     assert (rival.links > 1) == faster
     nearer = rival.links / 1.1 if faster else rival.links * 1.1
@@ -152,7 +152,7 @@ def test_unasked_stages_are_found_between_machines_and_not_within_one():
         planned(apart, pipeline=tap.Pipeline(microbatches=1)),
         planned(apart, constraints=[tap.replicate(".*")]),
     ):
-        assert plan.stages is None and not plan.rivals
+        assert plan.stages is None and not plan.findings.rivals
 
 
 @pytest.mark.nightly
@@ -169,7 +169,7 @@ def test_unasked_stages_are_found_where_links_are_too_slow_to_share_anything_wit
 def test_no_stages_where_the_work_is_spread_evenly_without():
     plan = tap.plan(deep, rows(256), [2], machines(1e11), pipeline="auto", planner="tap")
     assert plan.stages is None and plan.microbatches == 1
-    (rival,) = plan.rivals
+    (rival,) = plan.findings.rivals
     assert "nearly as fast as the work alone" in rival.reason
 
 
@@ -248,4 +248,4 @@ def test_what_annealing_finds_trains_as_one_device_does():
     )
     plan = tap.plan_of(parallel.model)
     assert plan.stages is not None and plan.num_ranks == 4
-    assert any(rival.name.startswith("no stages") for rival in plan.rivals)
+    assert any(rival.name.startswith("no stages") for rival in plan.findings.rivals)

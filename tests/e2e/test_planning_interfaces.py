@@ -282,7 +282,7 @@ def test_a_search_of_pipelines_says_which_are_tried(monkeypatch):
     first, *others = sys.stderr.getvalue().splitlines()
     assert first.startswith("tfpar: searching a plan: no stages, ") and "best step" not in first
     assert any(": 2 stages, " in line and "best step so far" in line for line in others)
-    best = format_seconds(min(c.seconds for c in (found.cost, found.rivals[0].cost)))
+    best = format_seconds(min(c.seconds for c in (found.cost, found.findings.rivals[0].cost)))
     assert f"best step so far {best}" in others[-1]
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     quiet = tap.Options(verbose=0)

@@ -173,4 +173,4 @@ def test_lists_that_a_loop_walks_are_made_anew_where_the_search_wants_them_other
     rng = np.random.default_rng(0)
     data = [rng.integers(0, 300, (16, 6)), rng.normal(size=(16, 5))], rng.integers(0, 70, 16)
     parallel, _ = assert_equivalent(build, data, tap.split([2]), planner="tap", batch_size=8)
-    assert tap.plan_of(parallel.model).layouts
+    assert tap.plan_of(parallel.model).findings.layouts

@@ -117,4 +117,4 @@ def test_pipelines_that_are_found_are_compared_with_their_shares():
     cost = plan.cost
     waiting = sum(cost.communication_s) - cost.hidden_s + cost.exposed_s + cost.transfer_s
     assert sum(cost.compute_s) + waiting + cost.bubble_s == pytest.approx(cost.seconds)
-    assert plan.rivals[0].cost.seconds > cost.seconds
+    assert plan.findings.rivals[0].cost.seconds > cost.seconds

@@ -50,19 +50,22 @@ def test_trials_change_the_choice_and_no_number():
         batch_size=16,
     )
     plan = tap.plan_of(parallel.model)
-    first, *others = plan.trials
+    first, *others = plan.findings.trials
     assert plan.stages is None and first.name.startswith("no stages")
-    assert first.measured_s == min(trial.measured_s for trial in plan.trials)
-    predicted = min(plan.trials, key=lambda trial: trial.predicted_s)
+    assert first.measured_s == min(trial.measured_s for trial in plan.findings.trials)
+    predicted = min(plan.findings.trials, key=lambda trial: trial.seconds)
     assert predicted is not first and predicted.name.startswith("2 stages")
-    assert len({trial.name for trial in plan.trials}) == len(plan.trials) == 3
-    assert first.predicted_s == plan.cost.seconds
+    assert len({trial.name for trial in plan.findings.trials}) == len(plan.findings.trials) == 3
+    assert first.seconds == plan.cost.seconds
     # What was tried lost by what was measured, whatever was predicted.
-    rival = next(rival for rival in plan.rivals if rival.name == predicted.name)
+    rival = next(rival for rival in plan.findings.rivals if rival.name == predicted.name)
     assert "measured" in explain_rejection(rival, plan)
     assert "Plans that were tried" in plan.summary(full=True)
     again = tap.Plan.from_json(plan.to_json())
-    assert (again.trials, again.rivals) == (plan.trials, plan.rivals)
+    assert (again.findings.trials, again.findings.rivals) == (
+        plan.findings.trials,
+        plan.findings.rivals,
+    )
     # The very same steps as of a model that was given this plan.
     given = train(
         deep,
@@ -112,7 +115,7 @@ def test_random_state_is_as_without_trials(start):
 
     plans: list[tap.Plan] = []
     tried = losses(planner="tap", trials=2)
-    assert len(plans[0].trials) == 2
+    assert len(plans[0].findings.trials) == 2
     assert tried == losses(plan=plans[0])
 
 
@@ -139,10 +142,10 @@ def test_a_plan_that_cannot_be_run_is_left_out(monkeypatch, caplog):
         options={"trials": tap.Trials(plans=2, steps=2)},
     )
     plan = tap.plan_of(parallel.model)
-    ran, failed = plan.trials
-    assert failed.predicted_s <= ran.predicted_s and failed.measured_s is None
+    ran, failed = plan.findings.trials
+    assert failed.seconds <= ran.seconds and failed.measured_s is None
     assert failed.reason == "failed: OOM when allocating"
-    assert plan.cost.seconds == ran.predicted_s
+    assert plan.cost.seconds == ran.seconds
     (line,) = [line for line in caplog.messages if "left out" in line]
     assert failed.name in line and "OOM when allocating" in line
     assert "failed: OOM" in plan.summary(full=True)
@@ -156,7 +159,7 @@ def test_where_no_plan_can_be_run_the_first_is_taken(monkeypatch, caplog):
 
     monkeypatch.setattr(module._Trials, "_take", take)
     plan = tap.plan_of(fitted(trials=2))
-    assert not plan.trials and plan.cost.seconds <= plan.rivals[0].cost.seconds
+    assert not plan.findings.trials and plan.cost.seconds <= plan.findings.rivals[0].cost.seconds
     assert sum("left out" in line for line in caplog.messages) == 2
 
 
@@ -171,7 +174,7 @@ def test_trials_end_with_their_time(monkeypatch):
 
     monkeypatch.setattr(module._Trials, "_take", take)
     plan = tap.plan_of(fitted(tap.Trials(plans=3, steps=50, seconds=1e-6)))
-    assert len(plan.trials) == 1 and len(taken) == 2
+    assert len(plan.findings.trials) == 1 and len(taken) == 2
 
 
 @pytest.mark.slow
@@ -194,7 +197,7 @@ def test_ctrl_c_in_a_trial_leaves_weights_and_the_choice_as_they_were(monkeypatc
         np.testing.assert_array_equal(mine, its)
     assert int(model.optimizer.iterations) == 0
     model.fit(x, y, batch_size=16, verbose=0)
-    assert len(tap.plan_of(model).trials) == 2
+    assert len(tap.plan_of(model).findings.trials) == 2
 
 
 @pytest.mark.slow
@@ -221,7 +224,7 @@ def test_a_step_with_a_lasting_effect_is_not_tried(caplog):
     with tap.auto_parallel([1], cluster="cpu", planner="tap", trials=2, verbose=0):
         model = telling()
     model.fit(x, y, batch_size=8, verbose=0)
-    assert len(seen) == 1 and not tap.plan_of(model).trials
+    assert len(seen) == 1 and not tap.plan_of(model).findings.trials
     (line,) = [line for line in caplog.messages if "without trials" in line]
     assert "has an effect" in line
 
@@ -244,7 +247,7 @@ def test_a_function_that_trains_is_tried_too():
         return [float(step(tf.constant(x))) for _ in range(3)], step.plan
 
     losses, plan = trained(planner="tap", trials=2)
-    assert len(plan.trials) == 2
+    assert len(plan.findings.trials) == 2
     assert losses == trained(plan=plan)[0] and losses[0] == pytest.approx(2.25)
 
 

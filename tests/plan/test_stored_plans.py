@@ -25,7 +25,7 @@ def test_a_plan_of_the_first_version_loads():
     assert (plan.tfpar_version, plan.planner, plan.chunks, plan.stages) == ("0.1.0", "tap", 1, None)
     assert plan.cost is not None and plan.cost.gradient_bytes == 0.0
     assert plan.cost.compute_s == (1e-4, 2e-4, 0.0) and plan.cost.memory_bytes == 350.0
-    (layout,) = plan.layouts
+    (layout,) = plan.findings.layouts
     assert (layout.seconds, layout.memory_bytes) == (2e-3, None)
     alternatives = plan.variables["block_0/fc1/kernel"].alternatives
     assert [format_spec(a.spec) for a in alternatives] == ["R,S(1)", "R,S(0)", "R"]

@@ -34,7 +34,7 @@ def test_the_next_limit_is_as_much_below_what_was_expected_as_that_was_exceeded(
 
     def four_times_as_much(plan, *_):
         more = dataclasses.replace(plan.cost, weight_bytes=4 * expected, state_bytes=0.0)
-        return dataclasses.replace(plan, cost=dataclasses.replace(more, live_bytes=0.0))
+        return plan.with_findings(cost=dataclasses.replace(more, live_bytes=0.0))
 
     monkeypatch.setattr(solve, "price_in_microbatches", four_times_as_much)
     planner = Listening()

@@ -33,7 +33,7 @@ def test_the_best_few_come_in_order_and_split_otherwise(planner):
     assert seconds == sorted(seconds) and not any(problem.excess(plan.cost) for plan in plans)
     for i, plan in enumerate(plans):
         assert all(plan.diff(other) for other in plans[:i])
-        assert {rival.cost.seconds for rival in plan.rivals} == {
+        assert {rival.cost.seconds for rival in plan.findings.rivals} == {
             other.cost.seconds for other in plans if other is not plan
         }
 

@@ -68,7 +68,7 @@ class Stub:
         plan = priced()
         if not problem.given.constraints:
             plan = dataclasses.replace(plan, mesh=Mesh(("data", "model"), (4, 1)))
-        return dataclasses.replace(plan, cost=dataclasses.replace(plan.cost, seconds=seconds))
+        return plan.with_findings(cost=dataclasses.replace(plan.cost, seconds=seconds))
 
     def conflict(self, constraints=NAMES, seconds=None):
         problem = self.relaxed(constraints)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import os
 
@@ -72,7 +71,7 @@ def test_more_time_finds_better_plans_and_the_first_needs_no_search(captured, ti
         plans.append(planner.solve(within(seconds, asked)))
         priced.append(planner.statistics.candidates)
         assert_priced_as_a_whole(problem, plans[-1])
-    assert [p.cut_short for p in plans] == [True, True, True, False]
+    assert [p.findings.cut_short for p in plans] == [True, True, True, False]
     assert (
         priced == sorted(set(priced))
         and priced[0] == 1
@@ -88,7 +87,7 @@ def test_under_constraints_the_first_candidate_holds_to_them(captured, ticking):
     constraints = [tap.batch("data"), tap.shard("head/kernel", 1, "model")]
     problem = captured.problem([2, 2], "v100-ethernet", constraints)
     plan = TapPlanner().solve(within(0.5, problem))
-    assert plan.cut_short and laid(plan, "head/kernel") == {"R,S(1)"}
+    assert plan.findings.cut_short and laid(plan, "head/kernel") == {"R,S(1)"}
     assert_priced_as_a_whole(problem, plan)
 
 
@@ -108,10 +107,10 @@ def test_where_no_plan_was_found_in_time_constraints_are_not_to_blame(captured, 
 @pytest.mark.parametrize("planner", [TapPlanner, RhinoPlanner])
 def test_a_plan_that_was_cut_short_is_not_kept_and_a_whole_search_serves_all(planner, tmp_path):
     cache, hurried = PlanCache(str(tmp_path)), within(1e-9, tiny())
-    assert find_plan(hurried, planner(), cache).cut_short
+    assert find_plan(hurried, planner(), cache).findings.cut_short
     assert os.listdir(tmp_path) == []
     best = find_plan(tiny(), planner(), cache)
-    assert not best.cut_short and len(list(tmp_path.glob("*.json"))) == 1
+    assert not best.findings.cut_short and len(list(tmp_path.glob("*.json"))) == 1
     assert find_plan(hurried, planner(), cache) == best
 
 
@@ -124,19 +123,24 @@ def test_one_search_of_several_that_was_cut_short_marks_the_plan(which):
 
         def solve(self, problem):
             at, self.searches = self.searches, self.searches + 1
-            return dataclasses.replace(TapPlanner().solve(problem), cut_short=at == which)
+            return TapPlanner().solve(problem).with_findings(cut_short=at == which)
 
     problem = tiny()
     problem = problem.with_cluster(problem.cluster.with_memory(1.0))
     planner = Planner()
-    assert solve_under_memory_limit(problem, planner).cut_short and planner.searches == 3
+    assert solve_under_memory_limit(problem, planner).findings.cut_short and planner.searches == 3
 
 
 def test_files_and_summaries_say_that_a_plan_was_cut_short():
     plan = TapPlanner().solve(within(1e-9, tiny()))
-    assert Plan.from_json(plan.to_json()).cut_short and "there may be better" in plan.summary()
+    assert (
+        Plan.from_json(plan.to_json()).findings.cut_short
+        and "there may be better" in plan.summary()
+    )
     whole = TapPlanner().solve(tiny())
-    assert not Plan.from_json(whole.to_json()).cut_short and "better" not in whole.summary()
+    assert (
+        not Plan.from_json(whole.to_json()).findings.cut_short and "better" not in whole.summary()
+    )
 
 
 @pytest.mark.parametrize("seconds", [0, -1.0, float("nan")])

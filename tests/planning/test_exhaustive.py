@@ -162,7 +162,7 @@ def test_a_search_that_ends_early_has_the_best_so_far():
     whole, hurried = ExhaustivePlanner(), ExhaustivePlanner()
     best = whole.solve(asked)
     plan = hurried.solve(within(1e-9, asked))
-    assert plan.cut_short and hurried.tried == 1 and not best.cut_short
+    assert plan.findings.cut_short and hurried.tried == 1 and not best.findings.cut_short
     assert plan.cost.seconds >= best.cost.seconds
 
 
@@ -170,7 +170,7 @@ def test_of_near_plans_the_simplest_is_taken_here_too():
     asked = problem(GRAPHS["a large batch"](), [2])
     simple = ExhaustivePlanner().solve(asked.with_objective(uncertainty=10.0))
     quick = ExhaustivePlanner().solve(asked)
-    assert quick.passed_over is None
+    assert quick.findings.passed_over is None
     assert simple.cost.collectives <= quick.cost.collectives
     assert simple.cost.seconds >= quick.cost.seconds
 

@@ -15,7 +15,7 @@ from tfpar.planning.folding.folded_model import FoldedModel
 from tfpar.planning.folding.folded_plan import FoldedPlan, count_split, unfold_plan
 from tfpar.planning.intra_op.tap.mesh_search import MeshSearch
 from tfpar.planning.problem import ConstrainedSpec
-from tfpar.plans import PricedCandidate, SpecOption
+from tfpar.plans import Candidate, SpecOption
 from tfpar.propagation import Anchors, OpPlan
 from tfpar.spec import Mesh, parse_spec
 
@@ -93,20 +93,20 @@ def test_alternatives_are_those_of_all_instances(asked, model):
 
 def test_a_plan_names_mesh_batch_cost_and_who_found_it(asked, model):
     found = of_block(0, COLUMNS)
-    elsewhere = [PricedCandidate("slow", 3.0), PricedCandidate("quick", 2.0, 1e9)]
+    elsewhere = [Candidate("slow", 3.0), Candidate("quick", 2.0, 1e9)]
     plan = unfold_plan(asked, model, found, "stub", elsewhere=elsewhere, cut_short=True)
     assert (plan.mesh, plan.batch_axes, plan.planner) == (MESH, ("data",), "stub")
-    assert plan.cost == found.cost and plan.cut_short
-    assert [other.name for other in plan.layouts] == ["quick", "slow"], "the fastest first"
+    assert plan.cost == found.cost and plan.findings.cut_short
+    assert [other.name for other in plan.findings.layouts] == ["quick", "slow"], "the fastest first"
 
 
 def test_a_plan_says_what_it_was_preferred_to_if_that_is_another(asked, model):
     found, faster = of_block(0, COLUMNS), of_block(0, ROWS)
     faster = dataclasses.replace(faster, cost=cost(0.9, collectives=7))
     preferred = unfold_plan(asked, model, found, "stub", preferred_to=faster)
-    assert preferred.passed_over == (0.9, 7)
-    assert unfold_plan(asked, model, found, "stub", preferred_to=found).passed_over is None
-    assert unfold_plan(asked, model, found, "stub").passed_over is None
+    assert preferred.findings.passed_over == (0.9, 7)
+    assert unfold_plan(asked, model, found, "stub", preferred_to=found).findings.passed_over is None
+    assert unfold_plan(asked, model, found, "stub").findings.passed_over is None
 
 
 def test_weights_that_are_split_are_counted_but_for_those_that_are_given():

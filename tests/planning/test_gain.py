@@ -11,7 +11,7 @@ import pytest
 from tests.planning.changes import changed
 from tests.planning.problems import Captured
 from tests.planning.tiny import drawn
-from tfpar.planning.candidates import Candidate
+from tfpar.planning.candidates import SolvedCandidate
 from tfpar.planning.folding.folded_model import FoldedModel
 from tfpar.planning.inter_op import stopping
 from tfpar.planning.intra_op import gain
@@ -89,11 +89,15 @@ def test_few_steps_are_planned_by_the_quick_planner_and_the_plan_says_so(
         monkeypatch.setattr(time, "monotonic", lambda slower=slower: slower * now())
         found.append(planner.solve(for_steps(stated(), 1)))
     first, second = found
-    assert first.planner == "tap" and first.cut_short and "there may be better" in first.summary()
+    assert (
+        first.planner == "tap"
+        and first.findings.cut_short
+        and "there may be better" in first.summary()
+    )
     assert first.variables == second.variables and first.cost == second.cost
     monkeypatch.setattr(time, "monotonic", now)
     long = planner.solve(for_steps(problem, 10**9))
-    assert long.planner == "rhino level 3" and not long.cut_short
+    assert long.planner == "rhino level 3" and not long.findings.cut_short
     assert first.cost.seconds >= long.cost.seconds
 
 
@@ -108,7 +112,7 @@ def test_candidates_are_counted(problem, monkeypatch):
         asked = changed(asked, progress=lambda _, n, c=counted: c.append(n))
         plan = AutoPlanner().solve(for_steps(asked, steps))
         priced.append(max(counted))
-        assert plan.cut_short == (steps is not None)
+        assert plan.findings.cut_short == (steps is not None)
     everything, few = priced
     assert few <= 5 < everything
 
@@ -116,7 +120,7 @@ def test_candidates_are_counted(problem, monkeypatch):
 @pytest.mark.parametrize("steps, stages", [(None, True), (10, False), (10**9, True)])
 def test_stages_are_searched_where_training_can_gain_it(problem, monkeypatch, steps, stages):
     monkeypatch.setattr(stopping, "is_compute_bound", lambda *_: False)
-    candidate = Candidate(TapPlanner().solve(problem), problem)
+    candidate = SolvedCandidate.of(TapPlanner().solve(problem), problem)
     mesh = problem.meshes[0].mesh
     request = PlanRequest(mesh, problem.cluster, budget=Budget(steps=steps))
     assert stopping.needs_no_stages(candidate, request) != stages

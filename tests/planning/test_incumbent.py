@@ -122,7 +122,7 @@ def test_what_fits_in_microbatches_is_kept_though_it_would_not_in_one_piece(capt
     with pytest.raises(SearchInterrupted) as error:
         find_plan(asked, Once())
     plan = error.value.plan
-    assert plan.cut_short and plan.microbatches == 4
+    assert plan.findings.cut_short and plan.microbatches == 4
     assert plan.cost == price_plan(plan, asked, asked.cluster).cost
 
 
@@ -145,12 +145,12 @@ def test_what_was_found_is_used_if_a_plan_is_asked_for_again(captured, planner, 
     assert time.monotonic() - asked.at < AT_ONCE_S and not caplog.messages
     plan = find_plan(problem, asked, interrupted=kept)
     assert asked.searches == 1 and plan is error.value.plan
-    assert plan.cut_short and "there may be better" in plan.summary()
+    assert plan.findings.cut_short and "there may be better" in plan.summary()
     assert_priced_as_a_whole(problem, plan)
     (line,) = caplog.messages
     assert "interrupted before: the best plan that it had found is used" in line
     best = find_plan(problem, asked)
-    assert asked.searches == 2 and not best.cut_short
+    assert asked.searches == 2 and not best.findings.cut_short
     assert best.cost.seconds <= plan.cost.seconds * 1.0001
 
 
@@ -159,7 +159,7 @@ def test_of_another_problem_nothing_is_known(captured):
     with pytest.raises(KeyboardInterrupt):
         find_plan(captured.problem([2, 2], "v100-ethernet"), asked, interrupted=kept)
     plan = find_plan(captured.problem([2, 2], "dgx-a100"), asked, interrupted=kept)
-    assert asked.searches == 2 and not plan.cut_short
+    assert asked.searches == 2 and not plan.findings.cut_short
 
 
 def test_where_nothing_was_found_or_fits_the_search_begins_anew(captured):
@@ -176,7 +176,9 @@ def test_where_nothing_was_found_or_fits_the_search_begins_anew(captured):
     with pytest.raises(SearchInterrupted) as error:
         find_plan(problem, asked, interrupted=kept)
     assert error.value.plan is None
-    assert not find_plan(problem, asked, interrupted=kept).cut_short and asked.searches == 2
+    assert (
+        not find_plan(problem, asked, interrupted=kept).findings.cut_short and asked.searches == 2
+    )
     tight = changed(problem, cluster=problem.cluster.with_memory(1.03e6))
     with pytest.raises(SearchInterrupted) as error:
         find_plan(tight, Interrupted(TapPlanner(), 1))
@@ -261,10 +263,10 @@ def leaves(monkeypatch):
 
 
 def test_a_program_that_is_stopped_marks_the_plan(leaves, tmp_path):
-    assert not RhinoPlanner().solve(tiny()).cut_short
+    assert not RhinoPlanner().solve(tiny()).findings.cut_short
     leaves(0.5)
     plan = find_plan(tiny(), RhinoPlanner(), PlanCache(str(tmp_path)))
-    assert plan.cut_short and "there may be better" in plan.summary()
+    assert plan.findings.cut_short and "there may be better" in plan.summary()
     assert not list(tmp_path.iterdir())
 
 
@@ -281,4 +283,4 @@ def test_a_program_without_a_solution_in_time_marks_the_plan(monkeypatch):
     nothing = SolverResult(SolveStatus.NONE_IN_TIME)
     monkeypatch.setattr(ilp, "minimise", lambda program, deadline: nothing)
     monkeypatch.setattr(ilp, "minimise_or", lambda program, beside, deadline: [nothing])
-    assert RhinoPlanner().solve(tiny()).cut_short
+    assert RhinoPlanner().solve(tiny()).findings.cut_short

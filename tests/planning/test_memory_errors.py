@@ -118,7 +118,8 @@ def test_a_plan_that_has_more_in_host_memory_than_there_is_does_not_fit():
     roomy, full = on(problem, host=8 * WEIGHTS), on(problem, host=4 * WEIGHTS)
     assert not roomy.excess(cost) and not roomy.excess_in_parts(cost)
     assert full.excess(cost) == full.excess_in_parts(cost) == WEIGHTS
-    found = [dataclasses.replace(plan, cost=cost, cluster=p.cluster) for p in (roomy, full)]
+    priced = plan.with_findings(cost=cost)
+    found = [dataclasses.replace(priced, cluster=p.cluster) for p in (roomy, full)]
     assert [one.fits(1e10) for one in found] == [True, False]
     text = str(memory_error(found[1], laid, full))
     assert text.startswith("No plan fits into the memory of the host of a device of 'machines'")
@@ -131,7 +132,7 @@ def test_what_lies_where_is_said_of_the_best_plan():
     plan = fastest_plan(problem, TapPlanner())
     plan = dataclasses.replace(plan, offloaded=OffloadPlan(tuple(plan.variables)))
     cost, laid = price_whole(plan, problem)
-    plan, small = dataclasses.replace(plan, cost=cost), on(problem, memory=cost.memory_bytes / 2)
+    plan, small = plan.with_findings(cost=cost), on(problem, memory=cost.memory_bytes / 2)
     text = str(memory_error(plan, laid, small))
     assert "into the memory of a device of" in text and "; in host memory slots 67" in text
     assert "fewer slots" not in text and "their slots" not in text

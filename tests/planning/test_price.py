@@ -13,12 +13,12 @@ from tests.graphs import BATCH, saved
 from tfpar.cluster import Cluster, Device, Level, Node, find_cluster
 from tfpar.constraints import batch
 from tfpar.pipeline import Pipeline
-from tfpar.planning.candidates import Candidate
+from tfpar.planning.candidates import SolvedCandidate
 from tfpar.planning.inter_op.sensitivity import PlanRepricer
 from tfpar.planning.intra_op.planners import find_planner
 from tfpar.planning.pricing.price import price_plan
+from tfpar.planning.pricing.repricing import reprice_plan
 from tfpar.planning.problem import Problem
-from tfpar.planning.repricing import reprice_plan
 from tfpar.planning.request import PlanRequest
 from tfpar.planning.step_search import StepSearch
 from tfpar.plans import Offload, Plan
@@ -128,7 +128,7 @@ def test_chunks_cost_what_they_were_found_with_and_give_way_to_microbatches():
     plan, problem = found(request, "gpt_wide", size=size)
     assert plan.chunks == 2
     assert_same_price(price_plan(plan, problem, request.cluster, size), plan)
-    again = PlanRepricer(Candidate(plan, problem), request.cluster, size)
+    again = PlanRepricer(SolvedCandidate.of(plan, problem), request.cluster, size)
     assert_same_price(again.price(Pipeline(microbatches=1)), plan)
     assert_same_price(reprice_plan(plan, Pipeline(microbatches=1), problem, request.cluster), plan)
     halves = reprice_plan(plan, Pipeline(microbatches=2), problem, request.cluster)

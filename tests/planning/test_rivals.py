@@ -11,13 +11,13 @@ from tests.graphs import BATCH, saved
 from tests.planning.test_saved_graphs import SLOW
 from tfpar.cluster import Cluster, Device, Level, Node, scale_bandwidth
 from tfpar.pipeline import Pipeline
-from tfpar.planning.candidates import Candidate
+from tfpar.planning.candidates import SolvedCandidate
 from tfpar.planning.inter_op.sensitivity import PlanRepricer
 from tfpar.planning.inter_op.stages.pipeline_pricing import price_best_schedule
 from tfpar.planning.inter_op.stopping import compute_bound_seconds, reaches_compute_bound
 from tfpar.planning.intra_op.planners import find_planner
+from tfpar.planning.pricing.repricing import reprice_plan
 from tfpar.planning.problem import Problem
-from tfpar.planning.repricing import reprice_plan
 from tfpar.planning.request import PlanRequest
 from tfpar.planning.step_search import StepSearch
 from tfpar.plans import Plan
@@ -41,7 +41,7 @@ def test_a_plan_priced_again_costs_what_it_does_from_the_beginning(links, microb
     request = PlanRequest(Mesh.of([2]), SLOW, pipeline=Pipeline(2, 2))
     plan, problem = found(request)
     again, cluster = (
-        PlanRepricer(Candidate(plan, problem), SLOW, BATCH),
+        PlanRepricer(SolvedCandidate.of(plan, problem), SLOW, BATCH),
         scale_bandwidth(SLOW, links),
     )
     there = problem.with_cluster(scale_bandwidth(problem.cluster, links))
@@ -61,7 +61,7 @@ def test_a_plan_priced_again_costs_what_it_does_from_the_beginning(links, microb
 def test_a_plan_with_several_stages_on_each_set_of_ranks_is_priced_again_in_as_many(schedule):
     request = PlanRequest(Mesh.of([2]), SLOW, pipeline=Pipeline(2, 4, schedule))
     plan, problem = found(request)
-    again = PlanRepricer(Candidate(plan, problem), SLOW, BATCH)
+    again = PlanRepricer(SolvedCandidate.of(plan, problem), SLOW, BATCH)
     priced = again.price(Pipeline(2, 4))
     assert priced.stages.schedule.actors == plan.stages.schedule.actors
     assert priced.cost == plan.cost and again.schedule(priced).cost.seconds <= plan.cost.seconds
@@ -72,7 +72,7 @@ def test_a_plan_with_several_stages_on_each_set_of_ranks_is_priced_again_in_as_m
 def test_a_plan_without_stages_priced_again_costs_what_it_was_found_to():
     request = PlanRequest(Mesh.of([4]), SLOW)
     plan, problem = found(request)
-    again = PlanRepricer(Candidate(plan, problem), SLOW, BATCH)
+    again = PlanRepricer(SolvedCandidate.of(plan, problem), SLOW, BATCH)
     same = again.price(Pipeline(microbatches=1)).cost
     assert plan.chunks == 1 and same.seconds == pytest.approx(plan.cost.seconds)
     assert same.exposed_s == pytest.approx(plan.cost.exposed_s)
@@ -94,5 +94,5 @@ def test_the_work_is_spread_by_speed_over_machines_that_are_not_alike():
     assert least == pytest.approx(slowest / 4)
     for seconds, enough in ((1.05 * least, True), (1.5 * least, False)):
         cost = dataclasses.replace(plan.cost, seconds=seconds)
-        candidate = Candidate(dataclasses.replace(plan, cost=cost), problem)
+        candidate = SolvedCandidate.of(plan.with_findings(cost=cost), problem)
         assert reaches_compute_bound(candidate, request) == enough

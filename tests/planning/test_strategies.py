@@ -51,14 +51,16 @@ def planned(search: StepSearch, request: PlanRequest, one: StrategyPipeline) -> 
 
 def fastest_s(plan: Plan) -> float:
     """Of all that were priced: a plan without stages is taken where others are hardly faster."""
-    return min(plan.cost.seconds, *(r.cost.seconds for r in plan.rivals if r.cost is not None))
+    return min(
+        plan.cost.seconds, *(r.cost.seconds for r in plan.findings.rivals if r.cost is not None)
+    )
 
 
 def test_the_same_seed_finds_the_same_plan():
     plans = [found(step_search(), PlanRequest(PAIR, machines(3e6, 2)), seed=3) for _ in range(2)]
     assert plans[0].stages is not None and plans[0].stages.num_actors == 2
     assert execution_key(plans[0]) == execution_key(plans[1]) and plans[0].cost == plans[1].cost
-    assert plans[0].rivals[0].plan.stages is None  # it was compared with no stages
+    assert plans[0].findings.rivals[0].plan.stages is None  # it was compared with no stages
 
 
 @pytest.mark.slow
@@ -77,7 +79,9 @@ def test_every_search_finds_what_fits_and_names_what_it_was_preferred_to():
     for how in ("exhaustive", "random", "alpa", "megatron"):
         plan = found(search, request, how)
         assert plan.cost.memory_bytes <= 1e9
-        assert plan.rivals and all(rival.cost or rival.reason for rival in plan.rivals)
+        assert plan.findings.rivals and all(
+            rival.cost or rival.reason for rival in plan.findings.rivals
+        )
 
 
 def test_stages_take_ranks_in_any_order_that_a_strategy_says():
@@ -97,8 +101,8 @@ def test_what_is_far_by_the_table_is_not_planned(monkeypatch):
     monkeypatch.setattr("tfpar.planning.inter_op.strategy_search.propose", proposals)
     plan = found(search, request)
     assert plan.stages is None
-    assert [rival.name for rival in plan.rivals] == ["2 stages, 8 microbatches"]
-    assert "not planned" in plan.rivals[0].reason
+    assert [rival.name for rival in plan.findings.rivals] == ["2 stages, 8 microbatches"]
+    assert "not planned" in plan.findings.rivals[0].reason
 
 
 def test_constraints_on_stages_leave_no_fewer():
@@ -122,7 +126,7 @@ def test_what_leaves_no_strategy_is_said(monkeypatch):
 
     monkeypatch.setattr("tfpar.planning.inter_op.strategy_search.propose", proposals)
     plan = found(step_search(), PlanRequest(PAIR, machines(3e6, 2)))
-    assert [(r.name, r.reason) for r in plan.rivals] == [
+    assert [(r.name, r.reason) for r in plan.findings.rivals] == [
         ("strategies with stages", "Nothing comes out even")
     ]
 
@@ -135,7 +139,7 @@ def test_an_interrupted_search_leaves_the_best_so_far(monkeypatch):
     monkeypatch.setattr("tfpar.planning.inter_op.strategy_search.propose", proposals)
     with pytest.raises(SearchInterrupted) as stopped:
         found(step_search(), PlanRequest(PAIR, machines(3e6, 2)))
-    assert stopped.value.plan.cut_short and stopped.value.plan.stages is None
+    assert stopped.value.plan.findings.cut_short and stopped.value.plan.stages is None
 
 
 def test_auto_means_enumeration_unless_another_search_is_asked_for():

@@ -105,10 +105,10 @@ def test_data_parallelism_is_taken_where_a_dozen_splits_gain_little(two_processe
     asked = two_processes.problem([2], two_slow_cores(), uncertainty=UNCERTAINTY)
     sure = two_processes.problem([2], two_slow_cores())
     plan, quickest = PLANNERS[planner].solve(asked), PLANNERS[planner].solve(sure)
-    assert quickest.passed_over is None
+    assert quickest.findings.passed_over is None
     assert quickest.cost.seconds < plan.cost.seconds <= (1 + UNCERTAINTY) * quickest.cost.seconds
     assert plan.cost.collectives < quickest.cost.collectives / 2
-    assert plan.passed_over == (quickest.cost.seconds, quickest.cost.collectives)
+    assert plan.findings.passed_over == (quickest.cost.seconds, quickest.cost.collectives)
     assert plan.batch_axes == ("data", "model") and laid(plan, "kernel") <= {"R,R", "open"}
     assert price(asked, plan).seconds == pytest.approx(plan.cost.seconds, rel=1e-4)
 
@@ -117,7 +117,7 @@ def test_what_gains_much_is_split_as_before():
     wide = Captured.saved("wide_20000_classes")
     plan = PLANNERS["rhino"].solve(wide.problem([2], two_slow_cores(), uncertainty=UNCERTAINTY))
     assert isinstance(plan.variables["head/kernel"].spec[0], tap.Shard)
-    assert plan.passed_over is not None, "but less else is"
+    assert plan.findings.passed_over is not None, "but less else is"
 
 
 @pytest.mark.slow
@@ -159,13 +159,13 @@ def test_a_summary_tells_what_ranks_take_of_a_batch_that_is_not_split(two_proces
 def test_plans_say_what_they_were_preferred_to(two_processes, tmp_path):
     problem = two_processes.problem([2], two_slow_cores(), uncertainty=UNCERTAINTY)
     plan = PLANNERS["tap"].solve(problem)
-    seconds, collectives = plan.passed_over
+    seconds, collectives = plan.findings.passed_over
     behind = 100 * (plan.cost.seconds / seconds - 1)
     for text in (plan.summary(full=True), plan.explain("head/kernel")):
         assert f"within {behind:.1f} % of the fastest plan found" in text
         assert f"{plan.cost.collectives} collectives a step in place of {collectives}" in text
     plan.save(tmp_path / "plan.json")
-    assert Plan.load(tmp_path / "plan.json").passed_over == plan.passed_over
+    assert Plan.load(tmp_path / "plan.json").findings.passed_over == plan.findings.passed_over
 
 
 @pytest.mark.parametrize("planner", PLANNERS)
@@ -176,4 +176,4 @@ def test_what_is_the_fastest_is_not_said_to_be_simpler(planner):
     plan = PLANNERS[planner].solve(
         problem.with_cluster(dataclasses.replace(problem.cluster, levels=levels))
     )
-    assert plan.passed_over is None or plan.cost.seconds >= plan.passed_over[0]
+    assert plan.findings.passed_over is None or plan.cost.seconds >= plan.findings.passed_over[0]

@@ -78,4 +78,4 @@ def test_what_is_kept_of_steps_that_were_cut_changes_no_plan(counts, monkeypatch
 
 
 def found_plans(plan: Plan) -> list[Plan]:
-    return [plan, *(rival.plan for rival in plan.rivals if rival.plan is not None)]
+    return [plan, *(rival.plan for rival in plan.findings.rivals if rival.plan is not None)]

@@ -7,30 +7,43 @@ fits, and has its cost.
 from __future__ import annotations
 
 import dataclasses
-import math
 
 from tfpar.cluster.description import Cluster
 from tfpar.pipeline import Pipeline
+from tfpar.pipeline.generators import name_of
 from tfpar.planning.meshes import LogicalMesh
 from tfpar.planning.problem import Problem
-from tfpar.plans import Plan
+from tfpar.plans import Candidate, Plan
 
 Order = tuple[int, ...]
 """Ranks, actor by actor, those of each ascending; none: all as they are."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Candidate:
-    """A plan that fits, with its cost (None if it has no price), and the problem that it solves: of
-    a pipeline, that of the ranks of one stage."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SolvedCandidate(Candidate):
+    """A candidate that fits, of which a search may make others.
+
+    Attributes:
+        plan: with its layout, and its cost if it has a price.
+        problem: that the layout solves: of a pipeline, that of the ranks of one stage.
+    """
 
     plan: Plan
     problem: Problem
 
-    @property
-    def seconds(self) -> float:
-        """Of a step; infinite without a price."""
-        return math.inf if self.plan.cost is None else self.plan.cost.seconds
+    @classmethod
+    def of(cls, plan: Plan, problem: Problem) -> SolvedCandidate:
+        name, cost = name_of_plan(plan), plan.cost
+        if cost is None:
+            return cls(name=name, plan=plan, problem=problem)
+        return cls(
+            name=name,
+            seconds=cost.seconds,
+            memory_bytes=cost.memory_bytes,
+            cost=cost,
+            plan=plan,
+            problem=problem,
+        )
 
     @property
     def num_actors(self) -> int:
@@ -59,7 +72,7 @@ class NewLayout:
 class OtherMicrobatches:
     """The layout and the cut of a candidate, in the schedule of another pipeline."""
 
-    base: Candidate
+    base: SolvedCandidate
     pipeline: Pipeline
 
 
@@ -67,7 +80,7 @@ class OtherMicrobatches:
 class BestSchedule:
     """A candidate in the schedule that is simulated to be fastest."""
 
-    base: Candidate
+    base: SolvedCandidate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +88,7 @@ class OtherStages:
     """The layout of a candidate on the same actors, cut into the stages of another pipeline, in the
     schedule that suits them best."""
 
-    base: Candidate
+    base: SolvedCandidate
     pipeline: Pipeline
 
 
@@ -83,7 +96,7 @@ class OtherStages:
 class BalancedShares:
     """A candidate with shares of the batch by the speeds of ranks, where that is faster."""
 
-    base: Candidate
+    base: SolvedCandidate
 
 
 def describe_pipeline(pipeline: Pipeline | None) -> str:
@@ -95,5 +108,29 @@ def describe_pipeline(pipeline: Pipeline | None) -> str:
     return f"{f'{stages} stages' if stages > 1 else 'no stages'}, {count} microbatches{again}"
 
 
+def name_of_plan(plan: Plan) -> str:
+    """Name a plan: `2 stages (1f1b), 8 microbatches, each data=4 x model=2`."""
+    sizes = dict(zip(plan.mesh.axis_names, plan.mesh.shape, strict=True))
+    split = " and ".join(axis for axis in plan.batch_axes if sizes[axis] > 1)
+    if plan.stages is None:
+        name = f"no stages, {plan.mesh}" + (f", batch over {split}" if split else "")
+        return f"{name}, {plan.microbatches} microbatches" if plan.microbatches > 1 else name
+    again = ", recomputing" if plan.stages.recompute else ""
+    name = name_of(plan.stages.schedule)
+    schedule = "an order of its own" if name == "given" else name
+    stages, actors = plan.stages.num_stages, plan.stages.num_actors
+    shared = f" on {actors} sets of ranks" if stages > actors else ""
+    return (
+        f"{stages_text(stages)}{shared} ({schedule}{again}), "
+        f"{plan.microbatches} microbatches, each {plan.mesh}"
+        + (f", batch over {split}" if split else "")
+    )
+
+
+def stages_text(number: int) -> str:
+    """Name a number of stages."""
+    return "no stages" if number == 1 else f"{number} stages"
+
+
 Proposal = NewLayout | OtherMicrobatches | BestSchedule | OtherStages | BalancedShares
-"""Candidate that an outer search proposes, before it is evaluated."""
+"""SolvedCandidate that an outer search proposes, before it is evaluated."""

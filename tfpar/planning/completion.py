@@ -3,8 +3,6 @@ and the baselines that it is compared with."""
 
 from __future__ import annotations
 
-import dataclasses
-
 from tfpar.cluster.description import Cluster
 from tfpar.cost.cost import Cost
 from tfpar.cost.evaluation import evaluate
@@ -14,7 +12,7 @@ from tfpar.planning.pricing.batch_shares import optimize_shares, uneven_axes
 from tfpar.planning.pricing.plan_propagation import propagate_plan
 from tfpar.planning.pricing.price import make_step_pricer
 from tfpar.planning.problem import Problem
-from tfpar.plans import Plan, PricedCandidate
+from tfpar.plans import Candidate, Plan
 from tfpar.propagation.engine import propagate
 from tfpar.spec import Mesh
 
@@ -57,10 +55,10 @@ def _with_baselines(plan: Plan, problem: Problem, cluster: Cluster) -> Plan:
         laid = propagate(model.prepared, mesh, model.data_parallel_anchors(fed))
         split = evaluate(laid, cluster, model.roles, problem.step.state_ratio)
     found = (
-        PricedCandidate("one device", alone.seconds, alone.memory_bytes),
-        PricedCandidate("data parallel", split.seconds, split.memory_bytes),
+        Candidate("one device", alone.seconds, alone.memory_bytes),
+        Candidate("data parallel", split.seconds, split.memory_bytes),
     )
-    return dataclasses.replace(plan, baselines=found[: 1 if ranks == 1 else 2])
+    return plan.with_findings(baselines=found[: 1 if ranks == 1 else 2])
 
 
 def cost_on_one_device(problem: Problem, cluster: Cluster) -> Cost:

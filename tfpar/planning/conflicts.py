@@ -171,7 +171,7 @@ class _Trials:
             return None
         if not problem.excess(plan.cost):
             return plan
-        if plan.cut_short:
+        if plan.findings.cut_short:
             self.unsure.add(kept)
         return None
 

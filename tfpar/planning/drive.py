@@ -17,7 +17,7 @@ from typing import Protocol
 
 from tfpar.cluster.description import Cluster
 from tfpar.pipeline import Pipeline
-from tfpar.planning.candidates import Candidate, Order, Proposal
+from tfpar.planning.candidates import Order, Proposal, SolvedCandidate
 from tfpar.planning.incumbent import SearchInterrupted
 from tfpar.planning.inter_op.relaxed_estimate import RelaxedEstimate
 from tfpar.spec import PlanError, ScheduleError, SpecError, TfparError
@@ -26,7 +26,7 @@ from tfpar.spec import PlanError, ScheduleError, SpecError, TfparError
 class Evaluator(Protocol):
     """Makes candidates of proposals, for one step and one request."""
 
-    def evaluate(self, proposal: Proposal) -> Candidate | None:
+    def evaluate(self, proposal: Proposal) -> SolvedCandidate | None:
         """Evaluate a proposal to a candidate; None if it cannot run so, or runs as one before it.
 
         Raises:
@@ -40,7 +40,7 @@ class Evaluator(Protocol):
         """Return the relaxed estimate of a pipeline; None if it is not known, or not worth it."""
         ...
 
-    def is_good_enough(self, candidate: Candidate) -> bool:
+    def is_good_enough(self, candidate: SolvedCandidate) -> bool:
         """Whether no more stages need to be searched."""
         ...
 
@@ -48,7 +48,9 @@ class Evaluator(Protocol):
         """List the machines of an actor for which layouts are searched."""
         ...
 
-    def rank_orders(self, pipeline: Pipeline | None, given: Candidate | None) -> Sequence[Order]:
+    def rank_orders(
+        self, pipeline: Pipeline | None, given: SolvedCandidate | None
+    ) -> Sequence[Order]:
         """Orders of machines that may be faster than the given one, the most promising first.
 
         Args:
@@ -62,8 +64,8 @@ class SearchResult:
     """The best candidate, and those that lost, the fastest first. The plan of the best has these
     and what has no candidate, with why, as its rivals."""
 
-    best: Candidate
-    others: tuple[Candidate, ...] = ()
+    best: SolvedCandidate
+    others: tuple[SolvedCandidate, ...] = ()
 
 
 class PipelineSearch(Protocol):
@@ -73,7 +75,7 @@ class PipelineSearch(Protocol):
         outcome: the candidate of the last proposal, None, or why there is none; set by the driver.
     """
 
-    outcome: Candidate | TfparError | None
+    outcome: SolvedCandidate | TfparError | None
 
     def proposals(self) -> Iterator[Proposal]:
         """Yield the proposals to evaluate, one by one.
@@ -105,7 +107,7 @@ def search_plan(search: PipelineSearch, evaluator: Evaluator) -> SearchResult:
         found = search.result()
         if found is None:
             raise
-        make = functools.partial(dataclasses.replace, found.best.plan, cut_short=True)
+        make = functools.partial(found.best.plan.with_findings, cut_short=True)
         raise SearchInterrupted(make) from None
     found = search.result()
     assert found is not None, "a search that ends without an error has a candidate"

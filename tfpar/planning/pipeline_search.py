@@ -122,7 +122,7 @@ def search_step(
                 plan = attach_idle_times(result, request.cluster, search.batch_size)
                 plan = attach_break_even(plan, result, request, search.batch_size, scope.enough)
             except KeyboardInterrupt:
-                found = functools.partial(dataclasses.replace, plan, cut_short=True)
+                found = functools.partial(plan.with_findings, cut_short=True)
                 raise SearchInterrupted(found) from None
     return plan, result.best.problem
 

@@ -319,7 +319,7 @@ class Problem:
         return dataclasses.replace(self, meshes=meshes, batch=batch)
 
     def plan(self, **found: Any) -> Plan:
-        """Return the plan of what a planner has `found`, with what the problem says of it."""
+        """Return the plan whose attributes a planner has `found`, with what the problem says."""
         return Plan(
             tensors={name: given.spec for name, given in self.given.tensors.items()},
             constraints=self.given.constraints,

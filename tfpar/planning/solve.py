@@ -21,9 +21,9 @@ from tfpar.planning.memory.memory_errors import check_room, memory_error
 from tfpar.planning.memory.peak_model import PeakMemoryModel
 from tfpar.planning.memory.plan_transforms import apply_plan_transforms
 from tfpar.planning.pricing.chunks import choose_num_chunks
-from tfpar.planning.pricing.microbatches import price_in_microbatches
 from tfpar.planning.pricing.plan_propagation import propagate_transformed
 from tfpar.planning.pricing.price import price_whole
+from tfpar.planning.pricing.repricing import price_in_microbatches
 from tfpar.planning.problem import Planner, Problem
 from tfpar.plans import Plan
 from tfpar.spec import PlanError, TimeLimitError
@@ -79,7 +79,7 @@ def find_plan(
             if conflict is None:
                 raise
             raise conflict_error(conflict, error, asked) from error
-    if cache is not None and not plan.cut_short:
+    if cache is not None and not plan.findings.cut_short:
         cache.put(problem, planner, plan)
     return plan
 
@@ -130,7 +130,8 @@ def _best_so_far(incumbent: Incumbent, problem: Problem) -> Plan | None:
     cost, partitioned = price_whole(plan, problem)
     if problem.excess_in_parts(cost):
         return None
-    plan = dataclasses.replace(plan, cluster=problem.cluster, cost=cost, cut_short=True)
+    plan = dataclasses.replace(plan, cluster=problem.cluster)
+    plan = plan.with_findings(cost=cost, cut_short=True)
     return price_in_microbatches(plan, problem).with_partitioned(partitioned)
 
 

@@ -15,12 +15,12 @@ from tfpar.planning.cache import PlanCache
 from tfpar.planning.candidates import (
     BalancedShares,
     BestSchedule,
-    Candidate,
     NewLayout,
     Order,
     OtherMicrobatches,
     OtherStages,
     Proposal,
+    SolvedCandidate,
     describe_pipeline,
 )
 from tfpar.planning.completion import balance_shares, cost_on_one_device
@@ -38,9 +38,9 @@ from tfpar.planning.memory.memory_errors import check_room
 from tfpar.planning.memory.stages import StagedFit
 from tfpar.planning.meshes import LogicalMesh
 from tfpar.planning.pricing.price import price_plan
+from tfpar.planning.pricing.repricing import reprice_plan
 from tfpar.planning.problem import Planner, Problem
 from tfpar.planning.problems import StepProblems
-from tfpar.planning.repricing import reprice_plan
 from tfpar.planning.request import PlanRequest
 from tfpar.planning.solve import Interrupted, find_plan, interruptible
 from tfpar.plans import Plan
@@ -170,7 +170,7 @@ class StepSearch:
         )
         priced = price_plan(plan, self.problem(asked), asked.cluster, self.batch_size)
         if priced is None:
-            return dataclasses.replace(plan, cost=None)
+            return plan.with_findings(cost=None)
         return dataclasses.replace(priced, cluster=asked.cluster)
 
     def estimate(self, request: PlanRequest) -> RelaxedEstimate | None:
@@ -216,7 +216,7 @@ class StepEvaluator:
         self._layouts: Layouts = {}
         self._evaluated: dict[Hashable, set[Hashable]] = {}
 
-    def evaluate(self, proposal: Proposal) -> Candidate | None:
+    def evaluate(self, proposal: Proposal) -> SolvedCandidate | None:
         with self._request.progress.at(self._label(proposal)):
             match proposal:
                 case NewLayout():
@@ -243,7 +243,7 @@ class StepEvaluator:
             except TfparError:  # a layout's search says it
                 return None
 
-    def is_good_enough(self, candidate: Candidate) -> bool:
+    def is_good_enough(self, candidate: SolvedCandidate) -> bool:
         return self._enough is not None and self._enough(candidate, self._request)
 
     def machine_types(self, pipeline: Pipeline | None, ranks: Order) -> Sequence[Cluster | None]:
@@ -252,7 +252,9 @@ class StepEvaluator:
         types = search_machine_types(self._asked(pipeline).machine_types(self._ranks(ranks)))
         return types[:1] if self._search.part else types
 
-    def rank_orders(self, pipeline: Pipeline | None, given: Candidate | None) -> Sequence[Order]:
+    def rank_orders(
+        self, pipeline: Pipeline | None, given: SolvedCandidate | None
+    ) -> Sequence[Order]:
         request = self._asked(pipeline)
         by_hand = any(isinstance(c, PutInStage) for c in request.constraints)
         is_open = _has_stages(pipeline) and request.ranks is None and not by_hand
@@ -261,7 +263,7 @@ class StepEvaluator:
         slots = ActorSlots(request.cluster, request.mesh.size, request.num_actors)
         return fastest_orders(slots, self._workload(pipeline, given), given is not None)
 
-    def _lay_out(self, proposal: NewLayout) -> Candidate | None:
+    def _lay_out(self, proposal: NewLayout) -> SolvedCandidate | None:
         """The planner's layout for a pipeline, as it fits."""
         pipeline, machines = proposal.pipeline, proposal.machines
         request = self._asked(pipeline, proposal.meshes)
@@ -272,7 +274,7 @@ class StepEvaluator:
                 if pipeline is None:
                     asked = problem.with_incumbent_callback(self._tell_of(problem))
                 layout = self._search.find_layout(asked, request, self._layouts)
-                return Candidate(layout, problem)
+                return SolvedCandidate.of(layout, problem)
             problem = problem if machines is None else problem.on(machines)
             ranks = self._ranks(proposal.ranks)
             fit = StagedFit(_StagedStep(self._search, request, problem, ranks, self._layouts))
@@ -284,9 +286,9 @@ class StepEvaluator:
                     return None  # in stages it is what was found for other machines
                 plan = fit.run(layout)
                 there.add(execution_key(layout))
-            return Candidate(plan, problem)
+            return SolvedCandidate.of(plan, problem)
 
-    def _cut_again(self, base: Candidate, pipeline: Pipeline) -> Plan | None:
+    def _cut_again(self, base: SolvedCandidate, pipeline: Pipeline) -> Plan | None:
         """The candidate's layout in other stages on the same actors, in their best schedule."""
         if self._request.min_stages > 1:  # constraints number stages as they are
             return None
@@ -299,22 +301,22 @@ class StepEvaluator:
         except (PlanError, ScheduleError):
             return None
 
-    def _in_shares_of(self, base: Candidate, plan: Plan | None) -> Candidate | None:
+    def _in_shares_of(self, base: SolvedCandidate, plan: Plan | None) -> SolvedCandidate | None:
         """A plan that was priced in equal shares, in those that suit it if they paid for `base`."""
         if plan is None:
             return None
-        candidate = Candidate(plan, base.problem)
+        candidate = SolvedCandidate.of(plan, base.problem)
         return self._balance(candidate) if base.plan.shares else candidate
 
-    def _balance(self, base: Candidate) -> Candidate:
+    def _balance(self, base: SolvedCandidate) -> SolvedCandidate:
         if self._search.part:
             return base
         plan = balance_shares(
             base.plan, base.problem, self._request.cluster, self._search.batch_size
         )
-        return dataclasses.replace(base, plan=plan)
+        return SolvedCandidate.of(plan, base.problem)
 
-    def _workload(self, pipeline: Pipeline, given: Candidate | None) -> PlacementWorkload:
+    def _workload(self, pipeline: Pipeline, given: SolvedCandidate | None) -> PlacementWorkload:
         """Return the workload by which the machines of actors are chosen."""
         request = self._asked(pipeline)
         problem = self._search.problem(request)
@@ -352,7 +354,7 @@ class StepEvaluator:
 
         return tell
 
-    def _tell(self, candidate: Candidate | None) -> None:
+    def _tell(self, candidate: SolvedCandidate | None) -> None:
         """Report the seconds of a candidate that fits."""
         if self._enough is None or candidate is None or candidate.plan.cost is None:
             return

@@ -6,11 +6,11 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 
-from tfpar.planning.inter_op.choosing import name_of_plan
+from tfpar.planning.candidates import name_of_plan
 from tfpar.planning.meshes import logical_meshes
 from tfpar.planning.problem import Problem
 from tfpar.planning.request import PlanRequest
-from tfpar.plans import Plan, RejectedCandidate
+from tfpar.plans import Candidate, Plan
 from tfpar.plans.equivalence import execution_key
 from tfpar.spec import PlanError
 
@@ -31,13 +31,14 @@ def select_trial_candidates(
         best: what `search` found for the request, or for it with another pipeline.
     """
     found = {execution_key(best): best}
-    others = [rival.plan for rival in best.rivals if rival.plan is not None]
+    others = [rival.plan for rival in best.findings.rivals if rival.plan is not None]
     if not request.constraints and request.base is None:
         others += _on_other_meshes([best, *others], search, request, count)
     for plan in sorted(others, key=_seconds):
         found.setdefault(execution_key(plan), plan)
     plans = [*found.values()][:count]
-    return [dataclasses.replace(p, rivals=_rivals(p, plans, best), partitioned=None) for p in plans]
+    plans = [dataclasses.replace(plan, partitioned=None) for plan in plans]
+    return [plan.with_findings(rivals=_rivals(plan, plans, best)) for plan in plans]
 
 
 def _on_other_meshes(
@@ -46,8 +47,8 @@ def _on_other_meshes(
     """The best plan of each of the `count` meshes that are nearest to the best of all."""
     meshes = logical_meshes(request.mesh)
     whole = next((plan for plan in known if plan.stages is None), None)
-    if whole is not None and whole.layouts:
-        names = [other.name for other in whole.layouts]
+    if whole is not None and whole.findings.layouts:
+        names = [other.name for other in whole.findings.layouts]
         meshes = [m for name in names for m in meshes if name in (str(m), str(m.mesh))]
     for logical in meshes[:count]:
         try:
@@ -57,12 +58,12 @@ def _on_other_meshes(
         yield plan
 
 
-def _rivals(plan: Plan, plans: list[Plan], best: Plan) -> tuple[RejectedCandidate, ...]:
+def _rivals(plan: Plan, plans: list[Plan], best: Plan) -> tuple[Candidate, ...]:
     """Return the rejected candidates of `plan`: the other plans, and those of `best` that are none
     of these."""
-    others = [RejectedCandidate(name_of_plan(p), p.cost) for p in plans if p is not plan]
+    others = [Candidate.priced(name_of_plan(p), p.cost) for p in plans if p is not plan]
     names = {name_of_plan(p) for p in plans}
-    return (*others, *(rival for rival in best.rivals if rival.name not in names))
+    return (*others, *(rival for rival in best.findings.rivals if rival.name not in names))
 
 
 def _seconds(plan: Plan) -> float:

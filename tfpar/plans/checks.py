@@ -11,13 +11,10 @@ from tfpar.cluster.description import Cluster
 from tfpar.cost.cost import Cost
 from tfpar.ir.model_layers import ModelLayer
 from tfpar.pipeline.statistics import BATCH_STATISTICS
-from tfpar.plans.attempts import MemoryAttempt
-from tfpar.plans.candidates import PricedCandidate
 from tfpar.plans.difference import abbreviate_list
+from tfpar.plans.findings import Candidate, Findings
 from tfpar.plans.offload import OffloadPlan
-from tfpar.plans.rejected import RejectedCandidate
 from tfpar.plans.stages import PipelinePlan
-from tfpar.plans.trials import TrialResult
 from tfpar.plans.variables import PlannedVariable, SpecOption
 from tfpar.propagation.partitioned_graph import OpPlan, PartitionedGraph
 from tfpar.spec import (
@@ -79,19 +76,12 @@ def check_plan(plan: Plan) -> None:
 
 _LISTS: dict[str, type] = {
     **dict.fromkeys(("batch_axes", "constraints", "recompute"), str),
-    **{
-        "layouts": PricedCandidate,
-        "baselines": PricedCandidate,
-        "rivals": RejectedCandidate,
-        "trials": TrialResult,
-    },
-    "attempts": MemoryAttempt,
     "layers": ModelLayer,
 }
 _MAPPINGS = {"variables": PlannedVariable, "tensors": tuple, "ops": OpPlan, "shares": tuple}
 _VALUES = {"mesh": Mesh, "offloaded": OffloadPlan, "fingerprint": str, "planner": str}
 _VALUES_OR_NONE = {
-    **{"cluster": Cluster, "cost": Cost, "stages": PipelinePlan, "report": Mapping},
+    **{"cluster": Cluster, "stages": PipelinePlan, "report": Mapping},
     "partitioned": PartitionedGraph,
 }
 
@@ -108,13 +98,21 @@ def _check_types(plan: Plan) -> None:
         arguments.mapping(name, getattr(plan, name), kind)
     arguments.integer("chunks", plan.chunks)
     arguments.integer("microbatches", plan.microbatches)
-    arguments.flag("cut_short", plan.cut_short)
     arguments.text("tfpar_version", plan.tfpar_version)
-    if plan.passed_over is not None:
-        passed_over = arguments.instances("passed_over", plan.passed_over, object)
+    _check_findings(arguments.instance("findings", plan.findings, Findings))
+
+
+def _check_findings(findings: Findings) -> None:
+    if findings.cost is not None:
+        arguments.instance("cost", findings.cost, Cost)
+    for name in ("layouts", "baselines", "rivals", "trials", "attempts"):
+        arguments.instances(name, getattr(findings, name), Candidate)
+    arguments.flag("cut_short", findings.cut_short)
+    if findings.passed_over is not None:
+        passed_over = arguments.instances("passed_over", findings.passed_over, object)
         if len(passed_over) != 2:
             raise arguments.argument_error(
-                "passed_over", plan.passed_over, "(seconds, collectives)"
+                "passed_over", findings.passed_over, "(seconds, collectives)"
             )
         arguments.finite("passed_over", passed_over[0], above=0.0)
         arguments.integer("passed_over", passed_over[1], 0)

@@ -20,16 +20,13 @@ from tfpar.ir.graph import Gradient, Graph
 from tfpar.ir.model_layers import ModelLayer
 from tfpar.pipeline import Pipeline
 from tfpar.pipeline.statistics import BatchStatisticsOf
-from tfpar.plans.attempts import MemoryAttempt
-from tfpar.plans.candidates import PricedCandidate
 from tfpar.plans.checks import check_plan
 from tfpar.plans.difference import difference
+from tfpar.plans.findings import Findings
 from tfpar.plans.model_match import match_to_graph
 from tfpar.plans.offload import OffloadPlan
-from tfpar.plans.rejected import RejectedCandidate
 from tfpar.plans.stages import PipelinePlan
 from tfpar.plans.text import fields_of, text_of
-from tfpar.plans.trials import TrialResult
 from tfpar.plans.variables import PlannedVariable
 from tfpar.propagation.partitioned_graph import Anchors, OpPlan, PartitionedGraph
 from tfpar.readable import UnreadableError, read_text
@@ -96,11 +93,8 @@ class Plan:
         constraints: what the plan was made from, as text.
         fingerprint: of the graph; see `ir.fingerprint`.
         tfpar_version: the version that made it.
-        layouts: the best plan on each other logical mesh that the planner searched, best first.
-        baselines: what the step costs on one device, and in data parallelism.
         planner: the name of the planner that made it; empty for a plan from constraints alone.
-        cluster: the machines it was made for, and `cost` what a step costs there; None where
-            nothing was priced.
+        cluster: the machines it was made for; None where nothing was priced.
         recompute: the blocks that are computed again in the backward pass, by name; see
             `planning.memory.recompute`.
         offloaded: slots and activations in the memory of hosts between their uses.
@@ -114,14 +108,7 @@ class Plan:
             ranks; see `pipeline.Pipeline`.
         stages: of a pipeline of several stages; None: there is one.
         ops: how ops run that would not run so by themselves, by name.
-        passed_over: (seconds, collectives) of the fastest plan that was found, where a simpler one
-            was taken that predictions cannot tell from it (`planning.intra_op.tie_breaking`).
-        rivals: what else `pipeline="auto"` found or passed over, the fastest first; see
-            `RejectedCandidate`.
-        trials: what was measured of plans that were run before one was taken, this one first.
-        attempts: what was tried to make it fit into memory, in order.
-        cut_short: the search, or an integer program of it, ended because its time was over, or the
-            search was interrupted: there may be better plans.
+        findings: what was learnt about it, its cost first: none of that changes what runs.
         partitioned: what propagation made of it, once known; not saved.
         layers: of the model, itself the first, once known; not saved.
         report: what there is to show of it, as JSON, where that was saved; see `report_data`.
@@ -139,9 +126,6 @@ class Plan:
     tfpar_version: str = tfpar.__version__
     planner: str = ""
     cluster: Cluster | None = None
-    cost: Cost | None = None
-    layouts: tuple[PricedCandidate, ...] = ()
-    baselines: tuple[PricedCandidate, ...] = ()
     recompute: tuple[str, ...] = ()
     offloaded: OffloadPlan = OffloadPlan()
     shares: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
@@ -150,11 +134,7 @@ class Plan:
     batch_statistics: BatchStatisticsOf = "exact"
     stages: PipelinePlan | None = None
     ops: Mapping[str, OpPlan] = dataclasses.field(default_factory=dict)
-    cut_short: bool = False
-    passed_over: tuple[float, int] | None = None
-    rivals: tuple[RejectedCandidate, ...] = ()
-    trials: tuple[TrialResult, ...] = ()
-    attempts: tuple[MemoryAttempt, ...] = ()
+    findings: Findings = Findings()
     partitioned: PartitionedGraph | None = dataclasses.field(default=None, compare=False)
     layers: tuple[ModelLayer, ...] = dataclasses.field(default=(), compare=False)
     report: Mapping[str, Any] | None = dataclasses.field(default=None, compare=False)
@@ -165,6 +145,11 @@ class Plan:
     def __repr__(self) -> str:
         fixed = sum(v.spec is not None for v in self.variables.values())
         return f"<Plan on {self.mesh}: {fixed} of {len(self.variables)} variables fixed>"
+
+    @property
+    def cost(self) -> Cost | None:
+        """Cost of a step on the plan's cluster; None where nothing was priced."""
+        return self.findings.cost
 
     @property
     def num_ranks(self) -> int:
@@ -307,6 +292,10 @@ class Plan:
         return bool(split) or any(
             isinstance(p, Shard) for v in self.variables.values() for p in v.spec or ()
         )
+
+    def with_findings(self, **found: Any) -> Plan:
+        """Return the same plan with other values of these attributes of `findings`."""
+        return dataclasses.replace(self, findings=dataclasses.replace(self.findings, **found))
 
     def with_partitioned(self, partitioned: PartitionedGraph) -> Plan:
         """Return the same plan, knowing what propagation made of it."""

@@ -5,9 +5,11 @@ Keys with a default came later: older files lack them.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -17,12 +19,9 @@ from tfpar.cost.cost import Cost
 from tfpar.cost.pipeline_cost import PipelineCost
 from tfpar.pipeline import Schedule
 from tfpar.pipeline.statistics import BatchStatisticsOf
-from tfpar.plans.attempts import MemoryAttempt
-from tfpar.plans.candidates import PricedCandidate
+from tfpar.plans.findings import Candidate, Findings
 from tfpar.plans.offload import OffloadPlan
-from tfpar.plans.rejected import RejectedCandidate
 from tfpar.plans.stages import PipelinePlan
-from tfpar.plans.trials import TrialResult
 from tfpar.plans.variables import PlannedVariable, SpecOption
 from tfpar.propagation.partitioned_graph import OpPlan
 from tfpar.spec import Mesh, Spec, TfparError, format_spec, parse_spec
@@ -65,6 +64,15 @@ def _read_spec(text: SpecText | None) -> Spec | None:
     return None if text is None else text.spec
 
 
+def _write_seconds(seconds: float) -> float | None:
+    """Seconds in JSON, which has no infinity: what is not known, or never ends, is null."""
+    return seconds if math.isfinite(seconds) else None
+
+
+def _read_seconds(seconds: float | None) -> float:
+    return math.inf if seconds is None else seconds
+
+
 class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An object of a plan file."""
 
@@ -92,9 +100,7 @@ class VariableEntry(_Part, frozen=True, omit_defaults=True):
     def of(cls, variable: PlannedVariable) -> VariableEntry:
         specs = {name: _write_spec(getattr(variable, name)) for name in ("spec", "slots")}
         alternatives = tuple(
-            AlternativeEntry(
-                _write_spec(a.spec), a.seconds if math.isfinite(a.seconds) else None, a.layout
-            )
+            AlternativeEntry(_write_spec(a.spec), _write_seconds(a.seconds), a.layout)
             for a in variable.alternatives
         )
         return cls(**{**vars(variable), **specs, "alternatives": alternatives})
@@ -102,8 +108,7 @@ class VariableEntry(_Part, frozen=True, omit_defaults=True):
     def read(self) -> PlannedVariable:
         specs = {name: _read_spec(getattr(self, name)) for name in ("spec", "slots")}
         alternatives = tuple(
-            SpecOption(a.spec.spec, math.inf if a.seconds is None else a.seconds, a.layout)
-            for a in self.alternatives
+            SpecOption(a.spec.spec, _read_seconds(a.seconds), a.layout) for a in self.alternatives
         )
         fields = {**msgspec.structs.asdict(self), **specs, "alternatives": alternatives}
         return PlannedVariable(**fields)
@@ -156,13 +161,81 @@ class StagesEntry(_Part, frozen=True):
         )
 
 
+class LayoutEntry(NamedTuple):
+    """A `Candidate` of another mesh, or a baseline."""
+
+    name: str
+    seconds: Amount
+    memory_bytes: Amount | None = None
+
+    @classmethod
+    def of(cls, layout: Candidate) -> LayoutEntry:
+        return cls(layout.name, layout.seconds, layout.memory_bytes)
+
+    def read(self) -> Candidate:
+        return Candidate(*self)
+
+
 class RivalEntry(_Part, frozen=True):
-    """A `RejectedCandidate`."""
+    """A `Candidate` that lost."""
 
     name: str
     cost: Cost | None
     reason: str
     links: AboveZero | None = None
+
+    @classmethod
+    def of(cls, rival: Candidate) -> RivalEntry:
+        return cls(rival.name, rival.cost, rival.reason, rival.links)
+
+    def read(self) -> Candidate:
+        rival = Candidate.priced(self.name, self.cost)
+        return dataclasses.replace(rival, reason=self.reason, links=self.links)
+
+
+class TrialEntry(_Part, frozen=True):
+    """A `Candidate` that was run."""
+
+    name: str
+    predicted_s: Amount | None
+    measured_s: Amount | None = None
+    reason: str = ""
+
+    @classmethod
+    def of(cls, trial: Candidate) -> TrialEntry:
+        return cls(trial.name, _write_seconds(trial.seconds), trial.measured_s, trial.reason)
+
+    def read(self) -> Candidate:
+        seconds = _read_seconds(self.predicted_s)
+        return Candidate(self.name, seconds, measured_s=self.measured_s, reason=self.reason)
+
+
+class AttemptEntry(NamedTuple):
+    """A `Candidate` that a memory move has made."""
+
+    move: str
+    seconds: float | None
+    memory_bytes: float
+    fits: bool
+
+    @classmethod
+    def of(cls, made: Candidate) -> AttemptEntry:
+        stored = made.memory_bytes or 0.0
+        return cls(made.name, _write_seconds(made.seconds), stored, bool(made.fits))
+
+    def read(self) -> Candidate:
+        seconds = _read_seconds(self.seconds)
+        return Candidate(self.move, seconds, self.memory_bytes, fits=self.fits)
+
+
+class _CandidateEntry(Protocol):
+    def read(self) -> Candidate: ...
+
+
+def _read_candidates(
+    entries: Iterable[_CandidateEntry] | UnsetType,
+) -> tuple[Candidate, ...]:
+    return () if entries is UNSET else tuple(entry.read() for entry in entries)
 
 
 class PlanFile(_Part, frozen=True, kw_only=True, rename={"tfpar_version": "tfpar"}):
@@ -184,12 +257,12 @@ class PlanFile(_Part, frozen=True, kw_only=True, rename={"tfpar_version": "tfpar
     batch_statistics: BatchStatisticsOf = "exact"
     stages: StagesEntry | None = None
     cut_short: bool = False
-    attempts: tuple[MemoryAttempt, ...] | UnsetType = UNSET
+    attempts: tuple[AttemptEntry, ...] | UnsetType = UNSET
     passed_over: tuple[AboveZero, Count] | None = None
     rivals: tuple[RivalEntry, ...] = ()
-    trials: tuple[TrialResult, ...] = ()
-    layouts: tuple[PricedCandidate, ...]
-    baselines: tuple[PricedCandidate, ...] = ()
+    trials: tuple[TrialEntry, ...] = ()
+    layouts: tuple[LayoutEntry, ...]
+    baselines: tuple[LayoutEntry, ...] = ()
     constraints: tuple[str, ...]
     recompute: tuple[str, ...] = ()
     offloaded: OffloadPlan = OffloadPlan()
@@ -200,7 +273,7 @@ class PlanFile(_Part, frozen=True, kw_only=True, rename={"tfpar_version": "tfpar
 
     @classmethod
     def of(cls, plan: Plan) -> PlanFile:
-        cluster, stages = plan.cluster, plan.stages
+        cluster, stages, found = plan.cluster, plan.stages, plan.findings
         changed: dict[str, Any] = {
             "format": FORMAT,
             "version": VERSION,
@@ -208,11 +281,17 @@ class PlanFile(_Part, frozen=True, kw_only=True, rename={"tfpar_version": "tfpar
             "cluster": cluster and describe(cluster),
             "cluster_fingerprint": cluster and cluster.fingerprint(),
             "stages": stages and StagesEntry.of(stages),
-            "rivals": tuple(RivalEntry(r.name, r.cost, r.reason, r.links) for r in plan.rivals),
+            "cost": found.cost,
+            "cut_short": found.cut_short,
+            "attempts": tuple(map(AttemptEntry.of, found.attempts)) or UNSET,
+            "passed_over": found.passed_over,
+            "rivals": tuple(map(RivalEntry.of, found.rivals)),
+            "trials": tuple(map(TrialEntry.of, found.trials)),
+            "layouts": tuple(map(LayoutEntry.of, found.layouts)),
+            "baselines": tuple(map(LayoutEntry.of, found.baselines)),
             "variables": {name: VariableEntry.of(v) for name, v in sorted(plan.variables.items())},
             "tensors": {name: format_spec(spec) for name, spec in sorted(plan.tensors.items())},
             "ops": {name: OpEntry.of(op) for name, op in sorted(plan.ops.items())},
-            "attempts": plan.attempts or UNSET,
             "report": UNSET if plan.report is None else plan.report,
         }
         names = [name for name in cls.__struct_fields__ if name not in changed]
@@ -221,20 +300,23 @@ class PlanFile(_Part, frozen=True, kw_only=True, rename={"tfpar_version": "tfpar
     def read(self) -> dict[str, Any]:
         """Read the fields of the plan."""
         fields = msgspec.structs.asdict(self)
-        for name in ("format", "version", "cluster_fingerprint"):
+        lists = ("attempts", "rivals", "trials", "layouts", "baselines")
+        for name in ("format", "version", "cluster_fingerprint", *lists):
             del fields[name]
         names, sizes = zip(*self.mesh, strict=True) if self.mesh else ((), ())
         changed = {
             "mesh": Mesh(names, sizes),
             "cluster": self.cluster and cluster_of(self.cluster, "the plan's cluster"),
             "stages": self.stages and self.stages.read(),
-            "rivals": tuple(
-                RejectedCandidate(r.name, r.cost, r.reason, r.links) for r in self.rivals
+            "findings": Findings(
+                cost=fields.pop("cost"),
+                passed_over=fields.pop("passed_over"),
+                cut_short=fields.pop("cut_short"),
+                **{name: _read_candidates(getattr(self, name)) for name in lists},
             ),
             "variables": {name: entry.read() for name, entry in self.variables.items()},
             "tensors": {name: text.spec for name, text in self.tensors.items()},
             "ops": {name: entry.read() for name, entry in self.ops.items()},
-            "attempts": () if self.attempts is UNSET else self.attempts,
             "report": None if self.report is UNSET else self.report,
         }
         return {**fields, **changed}

@@ -52,8 +52,8 @@ class Session:
             problem is asked for again.
         stopped: the last search of pipelines that Ctrl-C ended; the next step that trains takes
             what it had found.
-        first: the first plan found for a training step: models of one session that share
-            variables share its mesh.
+        base: the first plan found for a training step: models of one session that share variables
+            keep its mesh, and what is split of them.
         recorder: of timelines.
         entered: the scope that `auto_parallel` has entered; it ends when it is let go of.
     """
@@ -63,7 +63,7 @@ class Session:
     cluster: Cluster | None = None
     interrupted: Interrupted = dataclasses.field(default_factory=dict)
     stopped: SearchInterrupted | None = None
-    first: Plan | None = None
+    base: Plan | None = None
     entered: contextlib.AbstractContextManager[Session] | None = None
     stage_mesh: Mesh = dataclasses.field(init=False)
     pipeline: Pipeline | None = dataclasses.field(init=False)
@@ -81,7 +81,7 @@ class Session:
         """Return to the state in which no plan has been found yet."""
         self._run_in(self.options.given_pipeline)
         self.decides_pipeline = self.options.plan is None and self.options.pipeline in (AUTO, None)
-        self.first, self.found_pipeline = None, False
+        self.base, self.found_pipeline = None, False
 
     def _run_in(self, pipeline: Pipeline | None) -> None:
         self.pipeline, plan = pipeline, self.options.plan
@@ -97,7 +97,7 @@ class Session:
     @contextlib.contextmanager
     def undecided(self) -> Iterator[None]:
         """Restore afterwards whatever is decided in a block."""
-        names = "pipeline", "stage_mesh", "decides_pipeline", "found_pipeline", "first", "cluster"
+        names = "pipeline", "stage_mesh", "decides_pipeline", "found_pipeline", "base", "cluster"
         before = {name: getattr(self, name) for name in names}
         try:
             yield
@@ -107,7 +107,7 @@ class Session:
     def drop_pipeline(self) -> None:
         """Run without the pipeline that was found."""
         self._run_in(None)
-        self.first, self.found_pipeline = None, False
+        self.base, self.found_pipeline = None, False
 
     @classmethod
     def of(cls, options: Settings) -> Session:
@@ -145,7 +145,7 @@ class Session:
     @property
     def placed_ranks(self) -> tuple[int, ...]:
         """Ranks of its stages, actor by actor; none: all in their order."""
-        plan = self.first
+        plan = self.base
         return () if plan is None or plan.stages is None else plan.stages.ranks
 
     @property

@@ -10,7 +10,7 @@ from tests.clusters import device
 from tfpar.cluster import Cluster
 from tfpar.cost import Cost
 from tfpar.observability.report.rejected_candidates import explain_rejection
-from tfpar.plans import Plan, RejectedCandidate
+from tfpar.plans import Candidate, Findings, Plan
 from tfpar.spec import Mesh
 
 NOTHING = (0.0, 0.0, 0.0)
@@ -20,7 +20,7 @@ CHOSEN = Cost(1.0, (0.3, 0.6, 0.1), NOTHING, 0.0, 0.0, 1, weight_bytes=5.0)
 @pytest.fixture
 def plan() -> Plan:
     machine = Cluster.regular("small", device(1e9, 1e9, 10.0, 1e9, 0.0), [], 0)
-    return Plan(Mesh.of([1]), (), {}, {}, (), "", cluster=machine, cost=CHOSEN)
+    return Plan(Mesh.of([1]), (), {}, {}, (), "", cluster=machine, findings=Findings(CHOSEN))
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def plan() -> Plan:
 )
 def test_what_would_have_to_change_for_a_rival_to_win(plan, changed, expected):
     assert (
-        explain_rejection(RejectedCandidate("other", dataclasses.replace(CHOSEN, **changed)), plan)
+        explain_rejection(Candidate.priced("other", dataclasses.replace(CHOSEN, **changed)), plan)
         == expected
     )
 
@@ -64,16 +64,17 @@ def test_what_would_have_to_change_for_a_rival_to_win(plan, changed, expected):
 def test_what_links_would_have_to_be_is_rounded_away_from_what_they_are(
     plan, seconds, links, expected
 ):
-    rival = RejectedCandidate("other", dataclasses.replace(CHOSEN, seconds=seconds), links=links)
+    rival = Candidate.priced("other", dataclasses.replace(CHOSEN, seconds=seconds))
+    rival = dataclasses.replace(rival, links=links)
     assert explain_rejection(rival, plan).startswith(expected)
-    plan = dataclasses.replace(plan, rivals=(rival,))
-    assert Plan.from_json(plan.to_json()).rivals == plan.rivals
+    plan = plan.with_findings(rivals=(rival,))
+    assert Plan.from_json(plan.to_json()).findings.rivals == plan.findings.rivals
 
 
 def test_what_was_not_priced_says_why(plan):
-    rival = RejectedCandidate("4 stages", None, "There are fewer layers")
+    rival = Candidate("4 stages", reason="There are fewer layers")
     assert explain_rejection(rival, plan) == "There are fewer layers"
-    plan = dataclasses.replace(plan, rivals=(rival, RejectedCandidate("2 stages", CHOSEN)))
+    plan = plan.with_findings(rivals=(rival, Candidate.priced("2 stages", CHOSEN)))
     assert Plan.from_json(plan.to_json()) == plan
     text = plan.summary(full=True)
     assert "Pipelines that were compared" in text and "There are fewer layers" in text

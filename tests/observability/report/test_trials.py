@@ -5,19 +5,19 @@ from __future__ import annotations
 from tests.observability.report.test_rejected_candidates import CHOSEN
 from tfpar.observability.report.data.build import candidates_of
 from tfpar.observability.report.trials import trial_text, trials_table
-from tfpar.plans import Plan, TrialResult
+from tfpar.plans import Candidate, Findings, Plan
 from tfpar.spec import Mesh
 
 TRIALS = (
-    TrialResult("no stages, data=2", 0.02, 0.01),
-    TrialResult("2 stages", 0.01, 0.0125),
-    TrialResult("of one's own planner", None, 0.03),
-    TrialResult("4 stages", 0.04, None, "failed: OOM"),
+    Candidate("no stages, data=2", 0.02, measured_s=0.01),
+    Candidate("2 stages", 0.01, measured_s=0.0125),
+    Candidate("of one's own planner", measured_s=0.03),
+    Candidate("4 stages", 0.04, reason="failed: OOM"),
 )
 
 
 def test_what_was_measured_stands_beside_what_was_predicted():
-    plan = Plan(Mesh.of([1]), (), {}, {}, (), "", cost=CHOSEN, trials=TRIALS)
+    plan = Plan(Mesh.of([1]), (), {}, {}, (), "", findings=Findings(CHOSEN, trials=TRIALS))
     tried = [found for found in candidates_of(plan) if found.kind == "trial"]
     lines = [line for line in trials_table(tried).splitlines() if line.startswith("| ")]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[1:]]

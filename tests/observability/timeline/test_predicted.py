@@ -218,7 +218,7 @@ def test_what_is_no_plan_with_prices_is_refused(tmp_path, capsys):
     plan = planned("one piece")
     path.write_text(plan.to_json())  # as it was before plans had reports
     assert "has no report" in told()
-    dataclasses.replace(plan, cost=None, cluster=None).save(path)
+    dataclasses.replace(plan, cluster=None).with_findings(cost=None).save(path)
     assert "has no prices" in told()
     plan.save(path)
     assert "it is a folder" in told(output=tmp_path)

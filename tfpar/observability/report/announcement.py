@@ -69,7 +69,7 @@ def _planner(plan: Plan, search: SearchSummary | None) -> str:
         return "no planner"
     if search is None:
         return f"a plan of the {plan.planner} planner"
-    cut_short = ", cut short" if plan.cut_short else ""
+    cut_short = ", cut short" if plan.findings.cut_short else ""
     return f"{plan.planner} planner in {search.seconds:.1f} s{cut_short}"
 
 

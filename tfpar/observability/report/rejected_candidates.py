@@ -12,7 +12,7 @@ from tfpar.spec.quantities import format_bytes, format_seconds
 if TYPE_CHECKING:
     from tfpar.cost.cost import Cost
     from tfpar.observability.report.data.schema import CandidateSummary
-    from tfpar.plans import Plan, RejectedCandidate
+    from tfpar.plans import Candidate, Plan
 
 COLUMNS = (
     "Pipeline",
@@ -50,7 +50,7 @@ def _cells(candidate: CandidateSummary) -> list[str]:
     return [*map(format_seconds, seconds), format_bytes(candidate.memory_bytes)]
 
 
-def explain_rejection(rival: RejectedCandidate, plan: Plan) -> str:
+def explain_rejection(rival: Candidate, plan: Plan) -> str:
     """Explain why a candidate was rejected, and what would have to change for it to win."""
     assert plan.cost is not None
     if rival.cost is None:
@@ -59,11 +59,11 @@ def explain_rejection(rival: RejectedCandidate, plan: Plan) -> str:
     if rival.cost.memory_bytes > limit:
         return f"does not fit: a rank would store {format_bytes(rival.cost.memory_bytes)}"
     late = rival.cost.seconds - plan.cost.seconds
-    measured = {trial.name: trial.measured_s for trial in plan.trials}
+    measured = {trial.name: trial.measured_s for trial in plan.findings.trials}
     its = measured.get(rival.name)
     if its is not None:
-        assert plan.trials[0].measured_s is not None, "what was taken was measured"
-        return f"measured {format_seconds(its - plan.trials[0].measured_s)} slower"
+        assert plan.findings.trials[0].measured_s is not None, "what was taken was measured"
+        return f"measured {format_seconds(its - plan.findings.trials[0].measured_s)} slower"
     if late <= 0:
         return f"nearer than predictions can tell, and has more stages{_links(rival.links)}"
     part, seconds = max(_seconds(rival.cost).items(), key=lambda item: item[1])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 
 from tfpar.observability.report.data.schema import CandidateSummary
 from tfpar.observability.report.tables import render_table
-from tfpar.plans.trials import TrialResult
+from tfpar.plans import Candidate
 from tfpar.spec.quantities import format_seconds
 
 COLUMNS = ("Plan", "Predicted", "Measured", "Measured / predicted", "Why not")
@@ -22,11 +23,13 @@ def trials_table(trials: Sequence[CandidateSummary]) -> str:
     return render_table("Plans that were tried", COLUMNS, rows, numeric=range(1, 4))
 
 
-def trial_text(trial: TrialResult) -> str:
+def trial_text(trial: Candidate) -> str:
     """`tried no stages, data=2: 12.00 ms a step (predicted 10.00 ms)`."""
     assert trial.measured_s is not None, "a trial that ran"
     text = f"tried {trial.name}: {format_seconds(trial.measured_s)} a step"
-    return text if trial.predicted_s is None else f"{text} (predicted {_shown(trial.predicted_s)})"
+    if not isfinite(trial.seconds):
+        return text
+    return f"{text} (predicted {format_seconds(trial.seconds)})"
 
 
 def _shown(seconds: float | None) -> str:

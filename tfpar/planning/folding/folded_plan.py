@@ -9,7 +9,7 @@ from tfpar.cost.cost import Cost
 from tfpar.planning.folding.folded_model import FoldedModel
 from tfpar.planning.meshes import LogicalMesh
 from tfpar.planning.problem import Problem
-from tfpar.plans import Plan, PlannedVariable, PricedCandidate, SpecOption
+from tfpar.plans import Candidate, Findings, Plan, PlannedVariable, SpecOption
 from tfpar.propagation.partitioned_graph import Anchors
 from tfpar.spec import Mesh, Shard, Spec
 
@@ -46,7 +46,7 @@ def unfold_plan(
     found: FoldedPlan,
     planner: str,
     alternatives: Mapping[str, Sequence[SpecOption]] | None = None,
-    elsewhere: Sequence[PricedCandidate] = (),
+    elsewhere: Sequence[Candidate] = (),
     preferred_to: FoldedPlan | None = None,
     cut_short: bool = False,
 ) -> Plan:
@@ -89,15 +89,17 @@ def unfold_plan(
             for v in problem.step.variables
         },
         planner=planner,
-        cost=found.cost,
-        layouts=tuple(sorted(elsewhere, key=lambda other: (other.seconds, other.name))),
         ops={
             name: op
             for stand_in, op in found.anchors.ops.items()
             for name in model.folded.stands_for.get(stand_in, (stand_in,))
         },
-        passed_over=passed_over,
-        cut_short=cut_short,
+        findings=Findings(
+            cost=found.cost,
+            layouts=tuple(sorted(elsewhere, key=lambda other: (other.seconds, other.name))),
+            passed_over=passed_over,
+            cut_short=cut_short,
+        ),
     )
 
 

@@ -17,17 +17,18 @@ from typing import NamedTuple
 from tfpar.pipeline import Pipeline
 from tfpar.planning.candidates import (
     BestSchedule,
-    Candidate,
     OtherMicrobatches,
     OtherStages,
     Proposal,
+    SolvedCandidate,
+    stages_text,
 )
 from tfpar.planning.drive import Evaluator, SearchResult
-from tfpar.planning.inter_op.choosing import choose, needed_bytes, order_of, reason_of, stages_text
+from tfpar.planning.inter_op.choosing import choose, needed_bytes, order_of, reason_of
 from tfpar.planning.inter_op.placing import Placing, Proposing
 from tfpar.planning.inter_op.relaxed_estimate import RelaxedEstimate
 from tfpar.planning.objective import UNCERTAINTY
-from tfpar.plans import MemoryAttempt, Plan, RejectedCandidate
+from tfpar.plans import Candidate, Plan
 from tfpar.spec import (
     ArgumentError,
     MemoryLimitError,
@@ -132,13 +133,13 @@ class EnumeratePipelines(Placing):
         self._ranks = ranks
         self._why_enough = why_enough
         self._cuts = _divisors(batch_size or 1)
-        self._found: list[Candidate] = []
-        self._lost: list[RejectedCandidate] = []
+        self._found: list[SolvedCandidate] = []
+        self._lost: list[Candidate] = []
         self._left: dict[str, list[int]] = {}
         self._errors: dict[int, TfparError] = {}
         self._deferred: dict[int, Deferred] = {}
         self._shortfalls: list[float] = []
-        self._unpriced: Candidate | None = None
+        self._unpriced: SolvedCandidate | None = None
 
     def proposals(self) -> Iterator[Proposal]:
         worse, least = 0, math.inf
@@ -178,9 +179,7 @@ class EnumeratePipelines(Placing):
         if not self._found:
             return None if self.placed is None else SearchResult(self.placed)
         left = [
-            RejectedCandidate(
-                f"{', '.join(map(str, numbers))} stages", None, f"not searched: {why}"
-            )
+            Candidate(f"{', '.join(map(str, numbers))} stages", reason=f"not searched: {why}")
             for why, numbers in self._left.items()
         ]
         return choose(self._found, [*self._lost, *left])
@@ -260,7 +259,7 @@ class EnumeratePipelines(Placing):
             first = yield from self._first(tries)
         except (PlanError, ScheduleError, SpecError) as error:
             self._errors[number] = error
-            self._lost.append(RejectedCandidate(stages_text(number), None, reason_of(error)))
+            self._lost.append(Candidate(stages_text(number), reason=reason_of(error)))
             return
         if first.plan.cost is None:
             self._unpriced = first
@@ -283,18 +282,18 @@ class EnumeratePipelines(Placing):
     def _first(self, tries: Sequence[Pipeline | None]) -> Proposing:
         """The candidate of the first of these pipelines with which one fits."""
         error: MemoryLimitError | None = None
-        tried: list[MemoryAttempt] = []
+        tried: list[Candidate] = []
         for pipeline in tries:
             try:
                 first = yield from self.place(pipeline)
             except MemoryLimitError as larger:
                 error = min(error or larger, larger, key=needed_bytes)
                 move = "no microbatches" if pipeline is None else _microbatches_text(pipeline)
-                tried.append(MemoryAttempt(move, None, larger.needed_bytes, False))
+                tried.append(Candidate(move, memory_bytes=larger.needed_bytes, fits=False))
                 continue
             _check_work(first.plan)
-            plan = dataclasses.replace(first.plan, attempts=(*tried, *first.plan.attempts))
-            return dataclasses.replace(first, plan=plan)
+            attempts = (*tried, *first.plan.findings.attempts)
+            return dataclasses.replace(first, plan=first.plan.with_findings(attempts=attempts))
         assert error is not None
         raise error
 
@@ -323,10 +322,10 @@ class EnumeratePipelines(Placing):
             if other.seconds * (1 + UNCERTAINTY) < one.seconds:
                 self._take_better(other)
 
-    def _take_better(self, candidate: Candidate) -> None:
+    def _take_better(self, candidate: SolvedCandidate) -> None:
         self._found[-1] = min(self._found[-1], candidate, key=order_of)
 
-    def _fits(self, candidate: Candidate) -> bool:
+    def _fits(self, candidate: SolvedCandidate) -> bool:
         return candidate.plan.fits(self._memory_limit)
 
     def _error(self) -> TfparError:
@@ -338,7 +337,7 @@ class EnumeratePipelines(Placing):
         text = f"{first} As a pipeline, a rank stores {format_bytes(least)} at least."
         return MemoryLimitError(text, least)
 
-    def _other_microbatches(self, first: Candidate, number: int) -> Iterator[Proposal]:
+    def _other_microbatches(self, first: SolvedCandidate, number: int) -> Iterator[Proposal]:
         """Try `first` with other microbatches, and keep what fits: with more, as long as these pay;
         else with fewer."""
         plan = first.plan

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 
 from tfpar.pipeline import Pipeline
-from tfpar.planning.candidates import BalancedShares, Candidate, NewLayout, Order, Proposal
+from tfpar.planning.candidates import BalancedShares, NewLayout, Order, Proposal, SolvedCandidate
 from tfpar.planning.drive import Evaluator, SearchResult
 from tfpar.planning.meshes import LogicalMesh
 from tfpar.planning.objective import UNCERTAINTY
 from tfpar.spec import MemoryLimitError, TfparError
 
-Proposing = Generator[Proposal, None, Candidate]
+Proposing = Generator[Proposal, None, SolvedCandidate]
 """Proposals, and at the end the best of their candidates."""
 
 
@@ -28,11 +28,11 @@ class Placing:
     """
 
     def __init__(self, evaluator: Evaluator) -> None:
-        self.outcome: Candidate | TfparError | None = None
-        self.placed: Candidate | None = None
+        self.outcome: SolvedCandidate | TfparError | None = None
+        self.placed: SolvedCandidate | None = None
         self.evaluator = evaluator
 
-    def propose(self, proposal: Proposal) -> Generator[Proposal, None, Candidate | None]:
+    def propose(self, proposal: Proposal) -> Generator[Proposal, None, SolvedCandidate | None]:
         """Propose one candidate, and return it evaluated; None if it cannot run so.
 
         Raises:
@@ -86,7 +86,7 @@ class Placing:
         self, pipeline: Pipeline | None, ranks: Order, meshes: tuple[LogicalMesh, ...]
     ) -> Proposing:
         """The fastest candidate whose layout is searched for any type of its actors' machines."""
-        found: list[Candidate] = []
+        found: list[SolvedCandidate] = []
         errors: list[MemoryLimitError] = []
         for machines in self.evaluator.machine_types(pipeline, ranks):
             try:
@@ -120,5 +120,5 @@ class GivenPipeline(Placing):
         return None if self.placed is None else SearchResult(self.placed)
 
 
-def _fastest(found: list[Candidate]) -> Candidate:
+def _fastest(found: list[SolvedCandidate]) -> SolvedCandidate:
     return min(found, key=lambda one: one.seconds)

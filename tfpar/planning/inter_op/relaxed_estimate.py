@@ -12,18 +12,14 @@ import dataclasses
 from collections.abc import Mapping
 
 from tfpar.cluster.description import Cluster
-from tfpar.cost.microbatches import microbatched_cost
 from tfpar.ir.collection import collection_paused
 from tfpar.ir.roles import BACKWARD, FORWARD, UPDATE
 from tfpar.pipeline import Pipeline
-from tfpar.planning.folding.folded_model import folded_model
-from tfpar.planning.folding.folded_plan import folded_anchors
 from tfpar.planning.memory.peak_model import PeakMemoryModel
 from tfpar.planning.memory.relayout import fastest_plan, fastest_with_sharded_slots
-from tfpar.planning.pricing.sub_batches import SubBatchStep
+from tfpar.planning.pricing.price import SingleStagePricer
 from tfpar.planning.problem import Planner, Problem
 from tfpar.plans import Plan
-from tfpar.propagation.engine import propagate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,14 +84,13 @@ def _seconds_of_passes(
 ) -> float:
     """Return the seconds of all passes of a step in so many microbatches, if actors share them by
     their speeds."""
-    assert plan.cost is not None, "it is priced"
+    plan = dataclasses.replace(plan, microbatches=parts)
     with collection_paused():
-        step = _folded_step(plan, problem)
-        cut = step.cut(parts)
-        own = step.statistics(cut)
+        step = SingleStagePricer.folded(plan, problem)
         shared = 0.0
         for machines, count in kinds.items():
-            cost = microbatched_cost(plan.cost, cut, plan.mesh, machines, step.roles, own)
+            cost = step.on(machines).price(plan).cost
+            assert cost is not None, "what a pricer says"
             forward, backward = (
                 cost.compute_s[phase] + cost.communication_s[phase] for phase in (FORWARD, BACKWARD)
             )
@@ -104,12 +99,3 @@ def _seconds_of_passes(
                 return 0.0
             shared += count / seconds
     return 1 / shared
-
-
-def _folded_step(plan: Plan, problem: Problem) -> SubBatchStep:
-    """The folded graph under a plan of the whole."""
-    model = folded_model(problem, 2)
-    anchors = folded_anchors(plan, problem, model)
-    batched = model.batched(problem)
-    folded = problem.with_step(graph=model.prepared.graph, batched=batched)
-    return SubBatchStep(folded, anchors, propagate(model.prepared, plan.mesh, anchors), model.roles)

@@ -15,12 +15,12 @@ from tfpar.ir.collection import collection_paused
 from tfpar.pipeline import Pipeline
 from tfpar.planning.candidates import (
     BestSchedule,
-    Candidate,
     NewLayout,
     Order,
     OtherMicrobatches,
     OtherStages,
     Proposal,
+    SolvedCandidate,
 )
 from tfpar.planning.drive import SearchResult, search_plan
 from tfpar.planning.inter_op.enumerate_pipelines import EnumeratePipelines
@@ -35,9 +35,9 @@ from tfpar.planning.pricing.price import (
     price_own_shares,
     slowest_ranks,
 )
-from tfpar.planning.repricing import apply_schedule
+from tfpar.planning.pricing.repricing import apply_schedule
 from tfpar.planning.request import PlanRequest
-from tfpar.plans import Plan
+from tfpar.plans import Candidate, Plan
 from tfpar.spec import MemoryLimitError, PlanError, ScheduleError
 
 
@@ -50,7 +50,7 @@ def attach_idle_times(result: SearchResult, cluster: Cluster, batch_size: int | 
         batch_size: of the step.
     """
 
-    def explain(candidate: Candidate) -> Plan:
+    def explain(candidate: SolvedCandidate) -> Plan:
         plan = candidate.plan
         if plan.stages is None or plan.cost is None:
             return plan
@@ -60,13 +60,13 @@ def attach_idle_times(result: SearchResult, cluster: Cluster, batch_size: int | 
             slow = slowest_ranks(PipelineStepPricer(cut, cluster), plan, cluster, batch_size)
             prices = cut.prices(plan, cluster, *slow)
             cost = split_idle_time(plan.cost, prices, plan.stages.schedule)
-            return dataclasses.replace(plan, cost=cost)
+            return plan.with_findings(cost=cost)
 
     best = explain(result.best)
-    rivals = list(best.rivals)
+    rivals = list(best.findings.rivals)
     for at, other in enumerate(map(explain, result.others)):
-        rivals[at] = dataclasses.replace(rivals[at], plan=other, cost=other.cost)
-    return dataclasses.replace(best, rivals=tuple(rivals))
+        rivals[at] = Candidate.priced(rivals[at].name, other.cost, plan=other)
+    return best.with_findings(rivals=tuple(rivals))
 
 
 def attach_break_even(
@@ -99,11 +99,11 @@ def attach_break_even(
         search = EnumeratePipelines(evaluator, sorted(steps), batch_size, limit, request.mesh.size)
         return search_plan(search, evaluator).best.num_actors != best.num_actors
 
-    cost = plan.rivals[0].cost
+    rival_found, *rest = plan.findings.rivals
+    cost = rival_found.cost
     assert cost is not None, "a rival that was found"
     links = find_break_even_factor(wins, _waits(cost) > _waits(plan.cost), request.budget.start())
-    rivals = (dataclasses.replace(plan.rivals[0], links=links), *plan.rivals[1:])
-    return dataclasses.replace(plan, rivals=rivals)
+    return plan.with_findings(rivals=(dataclasses.replace(rival_found, links=links), *rest))
 
 
 class LinkFactorEvaluator:
@@ -126,7 +126,7 @@ class LinkFactorEvaluator:
         self.cluster = scale_bandwidth(request.cluster, factor)
         self._steps, self._request, self._enough = steps, request, enough
 
-    def evaluate(self, proposal: Proposal) -> Candidate | None:
+    def evaluate(self, proposal: Proposal) -> SolvedCandidate | None:
         match proposal:
             case NewLayout(pipeline):
                 return self._planned(pipeline or Pipeline(microbatches=1))
@@ -143,16 +143,18 @@ class LinkFactorEvaluator:
     def estimate(self, pipeline: Pipeline | None) -> RelaxedEstimate | None:
         return None
 
-    def is_good_enough(self, candidate: Candidate) -> bool:
+    def is_good_enough(self, candidate: SolvedCandidate) -> bool:
         return self._enough(candidate, self._request)  # compute is the same with other links
 
     def machine_types(self, pipeline: Pipeline | None, ranks: Order) -> Sequence[Cluster | None]:
         return [None]
 
-    def rank_orders(self, pipeline: Pipeline | None, given: Candidate | None) -> Sequence[Order]:
+    def rank_orders(
+        self, pipeline: Pipeline | None, given: SolvedCandidate | None
+    ) -> Sequence[Order]:
         return []
 
-    def _planned(self, pipeline: Pipeline) -> Candidate:
+    def _planned(self, pipeline: Pipeline) -> SolvedCandidate:
         step = self._steps[pipeline.order.num_actors]
         plan = step.price(pipeline, self.cluster)
         if plan is None:
@@ -172,7 +174,7 @@ class PlanRepricer:
         batch_size: of the step.
     """
 
-    candidate: Candidate
+    candidate: SolvedCandidate
     cluster: Cluster
     batch_size: int | None
 

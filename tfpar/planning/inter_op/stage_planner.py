@@ -127,10 +127,13 @@ def assign_stages(
         constraints=tuple(dict.fromkeys((*plan.constraints, *asked))),
         cluster=plan.cluster and cluster,
         # What was priced is the whole model on the ranks of one stage; see `memory.stages`.
-        cost=None,
-        layouts=(),
-        passed_over=None,
-        cut_short=plan.cut_short or deadline.cut_short,
+        findings=dataclasses.replace(
+            plan.findings,
+            cost=None,
+            layouts=(),
+            passed_over=None,
+            cut_short=plan.findings.cut_short or deadline.cut_short,
+        ),
     )
 
 

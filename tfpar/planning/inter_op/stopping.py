@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tfpar.cluster.description import Cluster, Device
-from tfpar.planning.candidates import Candidate
+from tfpar.planning.candidates import SolvedCandidate
 from tfpar.planning.completion import cost_on_one_device
 from tfpar.planning.folding.folded_model import folded_model
 from tfpar.planning.inter_op.enumerate_pipelines import numbers_of_stages
@@ -19,11 +19,11 @@ class SingleDeviceSeconds(dict[Device, float]):
     """Seconds that the whole step computes, by device."""
 
 
-Enough = Callable[[Candidate, PlanRequest], bool]
+Enough = Callable[[SolvedCandidate, PlanRequest], bool]
 """Whether a candidate is good enough to search no more stages."""
 
 
-def reaches_compute_bound(candidate: Candidate, request: PlanRequest) -> bool:
+def reaches_compute_bound(candidate: SolvedCandidate, request: PlanRequest) -> bool:
     """Whether a step is as fast as its compute alone would be, spread over all ranks by their
     speeds, as near as predictions can tell."""
     limit = compute_bound_seconds(candidate.problem, request) * (1 + UNCERTAINTY)
@@ -60,7 +60,7 @@ def _share_seconds(problem: Problem, request: PlanRequest) -> float:
     return starting + _shared_seconds(running)
 
 
-def needs_no_stages(candidate: Candidate, request: PlanRequest) -> bool:
+def needs_no_stages(candidate: SolvedCandidate, request: PlanRequest) -> bool:
     """Whether ranks wait little for links, or training gains less by stages, at most, than it takes
     to search them."""
     if is_compute_bound(candidate, request):
@@ -75,7 +75,7 @@ def needs_no_stages(candidate: Candidate, request: PlanRequest) -> bool:
     return gained_s <= searches * search_s
 
 
-def is_compute_bound(candidate: Candidate, request: PlanRequest) -> bool:
+def is_compute_bound(candidate: SolvedCandidate, request: PlanRequest) -> bool:
     """Whether ranks are on one machine, or wait for links less than half as long as they compute.
 
     Where links are slow, or devices unequal, ranks may compute more than their share for not having

@@ -19,10 +19,10 @@ from tfpar.constraints.stages import least_stages
 from tfpar.pipeline import AUTO, Pipeline
 from tfpar.planning.candidates import (
     BestSchedule,
-    Candidate,
     Order,
     OtherMicrobatches,
     Proposal,
+    SolvedCandidate,
     describe_pipeline,
 )
 from tfpar.planning.drive import SearchResult
@@ -37,7 +37,7 @@ from tfpar.planning.memory.relayout import fastest_plan
 from tfpar.planning.meshes import LogicalMesh
 from tfpar.planning.request import PlanRequest
 from tfpar.planning.step_search import StepEvaluator, StepSearch
-from tfpar.plans import RejectedCandidate
+from tfpar.plans import Candidate
 from tfpar.plans.equivalence import execution_key
 from tfpar.spec import PlanError, ScheduleError, SpecError, TfparError
 from tfpar.spec.quantities import format_seconds
@@ -92,8 +92,8 @@ class StrategySearch(Placing):
     ) -> None:
         super().__init__(evaluator)
         self._search, self._request, self._asked = search, request, asked
-        self._found: list[Candidate] = []
-        self._lost: list[RejectedCandidate] = []
+        self._found: list[SolvedCandidate] = []
+        self._lost: list[Candidate] = []
         self._errors: list[TfparError] = []
 
     def proposals(self) -> Iterator[Proposal]:
@@ -116,7 +116,7 @@ class StrategySearch(Placing):
 
     def _lose(self, name: str, error: TfparError) -> None:
         self._errors.append(error)
-        self._lost.append(RejectedCandidate(name, None, reason_of(error)))
+        self._lost.append(Candidate(name, reason=reason_of(error)))
 
     def _plan(self, one: StrategyPipeline) -> Iterator[Proposal]:
         """Plan and price a strategy, unless the table says that it is far from the best so far.
@@ -127,7 +127,7 @@ class StrategySearch(Placing):
         best_s = min((found.seconds for found in self._found), default=math.inf)
         if MAX_TABLE_RATIO * best_s < one.seconds < math.inf:
             why = f"not planned: by its layers a step takes {format_seconds(one.seconds)}"
-            self._lost.append(RejectedCandidate(_name(one), None, why))
+            self._lost.append(Candidate(_name(one), reason=why))
             return
         try:
             candidate = yield from self.place(one.pipeline, one.ranks, one.meshes)
@@ -145,7 +145,7 @@ class StrategySearch(Placing):
         if all(execution_key(other.plan) != key for other in self._found):
             self._found.append(candidate)  # layouts may differ that the planner makes the same of
 
-    def _in_best_microbatches(self, candidate: Candidate) -> Proposing:
+    def _in_best_microbatches(self, candidate: SolvedCandidate) -> Proposing:
         """Try a candidate with stages in twice or half as many microbatches, as long as that is
         faster.
 
@@ -165,8 +165,8 @@ class StrategySearch(Placing):
         return best
 
     def _in_microbatches(
-        self, candidate: Candidate, microbatches: int
-    ) -> Generator[Proposal, None, Candidate | None]:
+        self, candidate: SolvedCandidate, microbatches: int
+    ) -> Generator[Proposal, None, SolvedCandidate | None]:
         """Try a candidate with stages in so many microbatches, in the schedule that suits these
         best; None if they do not come out even, or it does not run or fit so."""
         plan = candidate.plan

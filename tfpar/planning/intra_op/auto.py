@@ -69,7 +69,7 @@ class AutoPlanner:
             if isinstance(found.planner, TapPlanner) and math.isfinite(allowed_s):
                 deadline.candidates_left = round(allowed_s / SECONDS_PER_CANDIDATE)
             plan = found.planner.search(problem, model, deadline)
-        return dataclasses.replace(plan, cut_short=plan.cut_short or found.is_hurried)
+        return plan.with_findings(cut_short=plan.findings.cut_short or found.is_hurried)
 
     def pick(
         self, problem: Problem, model: FoldedModel, allowed_s: float = math.inf

@@ -9,12 +9,11 @@ that of which least is missing.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from tfpar.planning.objective import UNCERTAINTY
-from tfpar.plans import MemoryAttempt, Plan
+from tfpar.plans import Candidate, Plan
 
 
 class MemoryMove(Protocol):
@@ -48,7 +47,7 @@ class MemoryFit:
     """
 
     def __init__(
-        self, excess: Callable[[Plan], float], attempts: list[MemoryAttempt] | None = None
+        self, excess: Callable[[Plan], float], attempts: list[Candidate] | None = None
     ) -> None:
         self.excess = excess
         self.tried: list[Plan] = []
@@ -65,8 +64,8 @@ class MemoryFit:
             PlanError: as of the moves.
         """
         best = self._best_of(start, moves)
-        cut_short = any(plan.cut_short for plan in self.tried)
-        return dataclasses.replace(best, cut_short=cut_short, attempts=tuple(self._attempts))
+        cut_short = any(plan.findings.cut_short for plan in self.tried)
+        return best.with_findings(cut_short=cut_short, attempts=tuple(self._attempts))
 
     def refine(self, plan: Plan, moves: Iterable[MemoryMove]) -> Plan:
         """Return the best plan that `moves` make of a priced one, on their own; the log goes on."""
@@ -98,12 +97,12 @@ class MemoryFit:
 
     def _add(self, plan: Plan, move: str = "") -> None:
         """Add a plan to what was tried, and to the log what was tried on the way to it."""
-        self._attempts += plan.attempts
+        self._attempts += plan.findings.attempts
         cost = plan.cost
         if move and cost is not None:
             fits = self.fits(plan)
-            self._attempts.append(MemoryAttempt(move, cost.seconds, cost.memory_bytes, fits))
-        self.tried.append(dataclasses.replace(plan, attempts=()))
+            self._attempts.append(Candidate(move, cost.seconds, cost.memory_bytes, fits=fits))
+        self.tried.append(plan.with_findings(attempts=()))
 
 
 def is_near(plan: Plan, other: Plan) -> bool:

@@ -205,7 +205,7 @@ def _helps(plan: Plan, problem: Problem) -> Iterator[str]:
     lacking = max(0.0, cost.memory_bytes - problem.memory_limit)
     host_lacking = max(0.0, cost.host_bytes - problem.host_limit)
     activations = cost.activation_bytes if lacking else cost.host_activation_bytes
-    if plan.cut_short:
+    if plan.findings.cut_short:
         yield "a longer search (this one was cut short)"
     yield "more devices" if lacking else "more machines, or hosts with more memory"
     if activations > 2 * LEAST_HELP * (lacking or host_lacking):

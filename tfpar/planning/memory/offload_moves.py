@@ -87,7 +87,7 @@ def with_offloaded_activations(
 
 def _priced(plan: Plan, problem: Problem) -> Plan:
     cost, laid = price_whole(plan, problem)
-    return dataclasses.replace(plan, cost=cost).with_partitioned(laid)
+    return plan.with_findings(cost=cost).with_partitioned(laid)
 
 
 def with_slots_away(plan: Plan, problem: Problem) -> Plan | None:

@@ -48,7 +48,7 @@ def with_sharded_slots(plan: Plan, problem: Problem) -> Plan | None:
     if found is None:
         return None
     cost, laid = price_whole(found, problem)
-    return dataclasses.replace(found, cost=cost).with_partitioned(laid)
+    return found.with_findings(cost=cost).with_partitioned(laid)
 
 
 def saved_by_sharded_slots(plan: Plan, problem: Problem) -> float:

@@ -124,11 +124,11 @@ class StagedFit:
         def best_so_far() -> Plan | None:
             fitting = [plan for plan in self._fit.tried if self._fit.fits(plan)]
             if fitting:
-                return dataclasses.replace(min(fitting, key=_seconds), cut_short=True)
+                return min(fitting, key=_seconds).with_findings(cut_short=True)
             found = layout()
             if found is None:
                 return None
-            found = dataclasses.replace(found, cut_short=True)
+            found = found.with_findings(cut_short=True)
             plan = self._step.assign(found, deadline=Deadline(STAGES_SECONDS))
             priced = self._step.price(plan)
             if priced is None:

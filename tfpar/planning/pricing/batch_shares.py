@@ -74,7 +74,7 @@ def optimize_shares(
             if seconds_of(found) < least and found.fits(memory_limit):
                 each = batch_size // sum(mesh.shares)
                 shares = {mesh.axis_names[axis]: tuple(n * each for n in mesh.shares)}
-                best = dataclasses.replace(found, shares=shares, passed_over=None)
+                best = dataclasses.replace(found, shares=shares).with_findings(passed_over=None)
                 least = seconds_of(best)
     return best
 

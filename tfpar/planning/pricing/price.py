@@ -23,12 +23,15 @@ from tfpar.cost.pipeline_cost import PipelineCost
 from tfpar.ir.collection import collection_paused
 from tfpar.ir.roles import Roles
 from tfpar.pipeline.statistics import BatchStatistics
+from tfpar.planning.folding.folded_model import folded_model
+from tfpar.planning.folding.folded_plan import folded_anchors
 from tfpar.planning.inter_op.stages.pipeline_pricing import PipelinePricer
 from tfpar.planning.memory.plan_transforms import apply_plan_transforms
 from tfpar.planning.pricing.plan_propagation import priced_roles, propagate_transformed
 from tfpar.planning.pricing.sub_batches import SubBatchStep
 from tfpar.planning.problem import Problem
 from tfpar.plans import Plan
+from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned_graph import PartitionedGraph
 from tfpar.propagation.uneven_batch import UnevenSplitError, with_own_share
 from tfpar.spec import Mesh, UnevenMesh
@@ -125,6 +128,16 @@ class SingleStagePricer:
             pieces = SubBatchStep.of(plan, again, laid, roles)
             return cls(laid, roles, cluster, again.step.state_ratio, pieces)
 
+    @classmethod
+    def folded(cls, plan: Plan, problem: Problem) -> SingleStagePricer:
+        """Return the pricer of the folded step under a plan of the whole, which is quick."""
+        model = folded_model(problem, 2)
+        anchors = folded_anchors(plan, problem, model)
+        step = problem.with_step(graph=model.prepared.graph, batched=model.batched(problem))
+        laid = propagate(model.prepared, plan.mesh, anchors)
+        pieces = SubBatchStep(step, anchors, laid, model.roles)
+        return cls(laid, model.roles, problem.cluster, step.step.state_ratio, pieces)
+
     def on(self, cluster: Cluster) -> SingleStagePricer:
         return dataclasses.replace(self, cluster=cluster)
 
@@ -138,7 +151,7 @@ class SingleStagePricer:
         elif plan.chunks > 1 and self.pieces is not None:
             cut, _ = self._cut(plan.chunks, mesh)
             cost = chunked_cost(cost, cut, laid.mesh, machines, self.roles)
-        return dataclasses.replace(plan, cost=cost)
+        return plan.with_findings(cost=cost)
 
     def price_whole(self) -> Cost:
         """Price the batch in one piece."""
@@ -265,7 +278,7 @@ def combine_slowest(along: Sequence[Plan]) -> Plan:
     stages = found.stages
     if stages is not None:
         stages = dataclasses.replace(stages, cost=_slowest_stages(list(map(_staged, along))))
-    return dataclasses.replace(found, cost=cost, stages=stages)
+    return dataclasses.replace(found, stages=stages).with_findings(cost=cost)
 
 
 def _slowest_stages(along: Sequence[PipelineCost]) -> PipelineCost:

@@ -94,7 +94,6 @@ class CompiledFunction:
         self._matters = matters
         self._part = part
         self._trains = not part if trains is None else trains
-        self._jit_compile = jit_compile
         self.function = function
         self.executables: dict[Any, Executable] = {}
         self._names = names
@@ -302,7 +301,7 @@ class CompiledFunction:
             compression=options.compression,
             early_collectives=not self.session.ranks.share_cores if early is None else early,
             bucket_bytes=options.bucket_bytes or found or DEFAULT_BUCKET_BYTES,
-            xla=XlaKernels(self.session.ranks.devices[0]) if self._jit_compile else None,
+            xla=XlaKernels(self.session.ranks.devices[0]) if self.planner.jit_compile else None,
             one_memory=self.session.ranks.one_memory,
         )
 

@@ -1,8 +1,10 @@
-"""The plan that the steps of one model share."""
+"""The plan in force of the steps of one model."""
 
 from __future__ import annotations
 
 import dataclasses
+import weakref
+from collections.abc import MutableMapping
 
 from tfpar.plans import Plan
 from tfpar.tf.session import Session
@@ -11,6 +13,9 @@ from tfpar.tf.session import Session
 @dataclasses.dataclass(eq=False)
 class SharedPlan:
     """The steps of one model (or one function) and the plan that they share.
+
+    A step that has found a plan for itself, where none was found for training, keeps that until
+    there is one.
 
     Attributes:
         plan: found for its training step; None before that, or where none is searched.
@@ -31,8 +36,22 @@ class SharedPlan:
     training_steps: int | None = None
     moves: bool = False
     owners: dict[str, int] = dataclasses.field(default_factory=dict)
+    _of_steps: MutableMapping[object, Plan] = dataclasses.field(
+        default_factory=weakref.WeakKeyDictionary
+    )
+
+    def in_force(self, step: object) -> Plan | None:
+        """Return the plan by which a step runs; None if none was found yet."""
+        return self.plan or self._of_steps.get(step)
+
+    def found_for(self, step: object, plan: Plan | None) -> None:
+        """Keep the plan that was found for a step; None: it is to be planned anew."""
+        if plan is None:
+            self._of_steps.pop(step, None)
+        else:
+            self._of_steps[step] = plan
 
     def use(self, plan: Plan | None) -> None:
-        """Take another plan, or none."""
+        """Take another plan for all steps, or none."""
         self.plan, self.told = plan, False
         self.version += 1

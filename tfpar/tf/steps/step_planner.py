@@ -26,7 +26,7 @@ from tfpar.planning.request import PlanRequest
 from tfpar.planning.solve import reuse_interrupted
 from tfpar.planning.step_search import StepSearch
 from tfpar.planning.trial_candidates import select_trial_candidates
-from tfpar.plans import OffloadPlan, Plan, PricedCandidate, plan_from_constraints
+from tfpar.plans import Candidate, OffloadPlan, Plan, plan_from_constraints
 from tfpar.progress import QUIET, Reporter, reporting
 from tfpar.spec import Mesh, OtherModelError, PlanError, Spec, TimeLimitError
 from tfpar.tf.capture.step import CapturedStep
@@ -40,9 +40,10 @@ class StepPlanner:
 
     Args:
         name: of the step, in messages between processes.
-        several, jit_compile: see `CompiledFunction`.
+        several: see `CompiledFunction`.
 
     Attributes:
+        jit_compile: XLA compiles what is between collectives.
         search: how the plan was found and what it is compared with, if users are told of it and
             it was searched here.
     """
@@ -53,9 +54,8 @@ class StepPlanner:
         self.program = program
         self.search: SearchSummary | None = None
         self._name = name
-        self._jit_compile = jit_compile
+        self.jit_compile = jit_compile
         self._inherited = None if several else program.plan
-        self._found: Plan | None = None
 
     @property
     def session(self) -> Session:
@@ -121,7 +121,7 @@ class StepPlanner:
     ) -> None:
         """Have a step, and those that share its plan, run by `plan`, which was found for it."""
         session, program = self.session, self.program
-        self._found = plan
+        program.found_for(self, plan)
         if plan.stages is not None:
             program.owners.update(plan.stages.owners)
         if part:
@@ -129,13 +129,13 @@ class StepPlanner:
         else:
             program.use(plan)
             program.batch_size = batch_size
-            session.first = session.first or plan
+            session.base = session.base or plan
             if session.decides_pipeline and _trains(captured):
                 session.decide_pipeline(plan)
 
     def forget(self) -> None:
         """Forget the plan, so that the next request plans again."""
-        self._found = None
+        self.program.found_for(self, None)
 
     @contextlib.contextmanager
     def trying(self, plan: Plan, captured: CapturedStep) -> Iterator[None]:
@@ -146,7 +146,8 @@ class StepPlanner:
             try:
                 yield
             finally:
-                self._found, self.program.owners = None, owners
+                self.forget()
+                self.program.owners = owners
                 self.program.use(None)
 
     def _from_constraints(self, captured: CapturedStep, part: bool) -> Plan:
@@ -180,7 +181,7 @@ class StepPlanner:
             constraints,
             owners=self._owners(captured),
             part=part,
-            jit_compile=self._jit_compile,
+            jit_compile=self.jit_compile,
         )
         if part:
             return plan
@@ -190,7 +191,7 @@ class StepPlanner:
             constraints,
             compression=options.compression,
             pipeline=pipeline,
-            jit_compile=self._jit_compile,
+            jit_compile=self.jit_compile,
         )
         plan = with_prices(plan, state_problem(captured, request, batch_size), cluster)
         if session.cluster is not None or options.memory_limit is not None:
@@ -215,7 +216,7 @@ class StepPlanner:
         compiled again, other ops.
         """
         program = self.program
-        found = program.plan or self._found
+        found = program.in_force(self)
         if found is None:
             return None
         part = part or found is not self._inherited
@@ -226,7 +227,7 @@ class StepPlanner:
                 f"the model has changed since it was planned ({error.difference}), and is planned "
                 f"anew; what is split stays so where it can"
             )
-        self._found = None
+        self.forget()
         program.use(None)
         return None
 
@@ -305,9 +306,13 @@ class StepPlanner:
             device = session.cluster or detect_cluster(Mesh.of([1]))
             alone = cost_on_one_device(problem, device)
             self.search = SearchSummary(taken, alone)
-            if plan.cost is not None and plan.cost.seconds > alone.seconds and not plan.baselines:
-                known = PricedCandidate("one device", alone.seconds, alone.memory_bytes)
-                plan = dataclasses.replace(plan, baselines=(known,))
+            if (
+                plan.cost is not None
+                and plan.cost.seconds > alone.seconds
+                and not plan.findings.baselines
+            ):
+                known = Candidate("one device", alone.seconds, alone.memory_bytes)
+                plan = plan.with_findings(baselines=(known,))
         return [plan] if count == 1 else select_trial_candidates(plan, one, request, count)
 
     def _stated(
@@ -322,14 +327,14 @@ class StepPlanner:
         session, options, planner = self.session, self.session.options, self.session.options.planner
         assert planner is not None
         laid, steps = {}, None if part else self.program.training_steps
-        if session.first is not None:
-            laid = find_placed_variables(captured, session.first.mesh)
+        if session.base is not None:
+            laid = find_placed_variables(captured, session.base.mesh)
         cluster = cluster.with_memory(options.memory_limit)
         request = PlanRequest(
             session.stage_mesh,
             cluster,
             collect_constraints(captured, session),
-            session.first,
+            session.base,
             options.compression,
             options.recompute,
             options.offload,
@@ -338,7 +343,7 @@ class StepPlanner:
             self._owners(captured) if session.in_stages else {},
             find_actor_ranks(captured, session),
             report,
-            jit_compile=self._jit_compile,
+            jit_compile=self.jit_compile,
         )
         one = StepSearch(
             captured,
@@ -372,7 +377,7 @@ def find_actor_ranks(captured: CapturedStep, session: Session) -> tuple[int, ...
     Without one, all in their order if variables of the step are placed on some; else None: as is
     best.
     """
-    if session.first is not None:
+    if session.base is not None:
         return session.placed_ranks
     return () if any(v.ranks is not None for v in captured.variables) else None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -20,9 +21,9 @@ from tfpar.compile.local.rank_local_axis import NotRepeatableError
 from tfpar.ir.lasting_effects import find_lasting_effect
 from tfpar.ir.roles import changes_weights
 from tfpar.observability.report.trials import trial_text
+from tfpar.planning.candidates import name_of_plan
 from tfpar.planning.deadline import Deadline
-from tfpar.planning.inter_op.choosing import name_of_plan
-from tfpar.plans import Plan, TrialResult
+from tfpar.plans import Candidate, Plan
 from tfpar.progress import Reporter, reporting
 from tfpar.spec import TfparError
 from tfpar.tf.capture.batches import batch_size_of, global_specs
@@ -50,7 +51,7 @@ def try_plans(step: CompiledFunction, arguments: Sequence[Any], parts: int = 1) 
     """
     session = step.session
     asked = session.options.trials
-    if asked is None or step.executables or step.program.plan or session.first:
+    if asked is None or step.executables or step.program.plan or session.base:
         return
     specs = argument_specs(arguments)
     whole = specs if parts == 1 else global_specs(specs, parts)
@@ -96,7 +97,7 @@ class _Trials:
         self._steps, self._deadline = steps, deadline
         self._world: World | None = step.session.ranks.world
         self._kept: VariableSnapshot | None = None
-        self._trials: list[tuple[TrialResult, Plan]] = []
+        self._trials: list[tuple[Candidate, Plan]] = []
 
     def run(self, plans: Sequence[Plan], report: Reporter) -> None:
         """Try one plan after another, as long as there is time."""
@@ -105,8 +106,8 @@ class _Trials:
                 break
             name = name_of_plan(plan)
             with report.at(name, self._deadline.left):
-                predicted = None if plan.cost is None else plan.cost.seconds
-                trial = self._tried(TrialResult(name, predicted), plan)
+                predicted = math.inf if plan.cost is None else plan.cost.seconds
+                trial = self._tried(Candidate(name, predicted), plan)
             self._trials.append((trial, plan))
 
     def best(self, plans: Sequence[Plan]) -> Plan:
@@ -117,9 +118,9 @@ class _Trials:
         ran.sort(key=lambda pair: pair[0].measured_s or 0.0)
         failed = [trial for trial, _ in self._trials if trial.measured_s is None]
         trials = (*(trial for trial, _ in ran), *failed)
-        return dataclasses.replace(ran[0][1], trials=trials)
+        return ran[0][1].with_findings(trials=trials)
 
-    def _tried(self, trial: TrialResult, plan: Plan) -> TrialResult:
+    def _tried(self, trial: Candidate, plan: Plan) -> Candidate:
         """`trial` with what was measured, or why nothing was."""
         try:
             trial = dataclasses.replace(trial, measured_s=self._measured(trial.name, plan))

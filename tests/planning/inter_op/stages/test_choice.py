@@ -14,18 +14,18 @@ from tfpar.cost import Cost
 from tfpar.pipeline import Pipeline
 from tfpar.planning.candidates import (
     BestSchedule,
-    Candidate,
     NewLayout,
     OtherMicrobatches,
     OtherStages,
+    SolvedCandidate,
+    name_of_plan,
 )
 from tfpar.planning.drive import search_plan
 from tfpar.planning.incumbent import SearchInterrupted
-from tfpar.planning.inter_op.choosing import name_of_plan
 from tfpar.planning.inter_op.enumerate_pipelines import EnumeratePipelines, numbers_of_stages
 from tfpar.planning.inter_op.relaxed_estimate import RelaxedEstimate
 from tfpar.planning.objective import UNCERTAINTY
-from tfpar.plans import PipelinePlan, Plan
+from tfpar.plans import Findings, PipelinePlan, Plan
 from tfpar.spec import MemoryLimitError, Mesh, PlanError
 
 MESH = Mesh.of([8])
@@ -44,7 +44,7 @@ class Ways:
     promised: Callable[[Pipeline | None], RelaxedEstimate | None] = lambda _: None
     restaged: Callable[[Plan, Pipeline], Plan | None] = lambda *_: None
 
-    def evaluate(self, proposal) -> Candidate | None:
+    def evaluate(self, proposal) -> SolvedCandidate | None:
         match proposal:
             case NewLayout(pipeline):
                 plan = self.planned(pipeline)
@@ -56,12 +56,12 @@ class Ways:
                 plan = self.restaged(base.plan, pipeline)
             case _:
                 plan = proposal.base.plan
-        return None if plan is None else Candidate(plan, None)
+        return None if plan is None else SolvedCandidate.of(plan, None)
 
     def estimate(self, pipeline: Pipeline | None) -> RelaxedEstimate | None:
         return self.promised(pipeline)
 
-    def is_good_enough(self, candidate: Candidate) -> bool:
+    def is_good_enough(self, candidate: SolvedCandidate) -> bool:
         return self.enough(candidate.plan)
 
     def machine_types(self, pipeline, ranks):
@@ -116,7 +116,7 @@ class Costs:
             planned = PipelinePlan(pipeline.order, scopes, pipeline.recompute)
         nothing = (0.0, 0.0, 0.0)
         cost = Cost(self.seconds(*asked), nothing, nothing, 0.0, 0.0, 1, self.memory(*asked))
-        empty = Plan(MESH.divided(stages), (), {}, {}, (), "", cost=cost)
+        empty = Plan(MESH.divided(stages), (), {}, {}, (), "", findings=Findings(cost))
         return dataclasses.replace(empty, stages=planned, microbatches=micro)
 
 
@@ -138,17 +138,17 @@ def test_stages_and_microbatches_are_those_with_the_least_seconds():
     assert plan.stages.num_stages == stages == 8
     assert (plan.cost.seconds, plan.microbatches) == best[stages]
     assert costs.searched == [1, 2, 4, 8]
-    assert [rival.cost.seconds for rival in plan.rivals] == sorted(
-        rival.cost.seconds for rival in plan.rivals
+    assert [rival.cost.seconds for rival in plan.findings.rivals] == sorted(
+        rival.cost.seconds for rival in plan.findings.rivals
     )
-    assert {rival.name.split(" (")[0].split(",")[0] for rival in plan.rivals} == {
+    assert {rival.name.split(" (")[0].split(",")[0] for rival in plan.findings.rivals} == {
         f"{s} stages" for s in (2, 4, 8) if s != plan.stages.num_stages
     } | {"no stages"}
 
 
 def test_no_stages_where_predictions_cannot_tell_that_they_are_faster():
     plan = Costs(lambda stages, micro, again: 1.0 if stages == 1 else 0.92).choose()
-    assert plan.stages is None and plan.rivals[0].cost.seconds == pytest.approx(0.92)
+    assert plan.stages is None and plan.findings.rivals[0].cost.seconds == pytest.approx(0.92)
 
 
 @pytest.mark.parametrize("seed", seeds(10, 50))
@@ -167,7 +167,7 @@ def test_more_stages_are_not_searched_where_the_work_alone_takes_as_long():
     costs = Costs(lambda stages, micro, again: 1.0, enough=1.0)
     plan = costs.choose()
     assert costs.searched == [1] and plan.stages is None
-    (rival,) = plan.rivals
+    (rival,) = plan.findings.rivals
     assert rival.name == "2, 4, 8 stages" and rival.reason == "not searched: it is fast enough"
 
 
@@ -175,7 +175,7 @@ def test_two_numbers_of_stages_in_a_row_that_are_no_better_end_the_search():
     costs = Costs(lambda stages, micro, again: float(stages))
     plan = costs.choose(stages=(1, 2, 4, 8))
     assert plan.stages is None and costs.searched == [1, 2, 4]
-    left = plan.rivals[-1]
+    left = plan.findings.rivals[-1]
     assert left.name == "8 stages" and left.reason.startswith("not searched: fewer stages were")
 
 
@@ -187,10 +187,12 @@ def test_what_does_not_fit_is_cut_in_microbatches_or_computed_again():
     plan = costs.choose(stages=(1, 2, 4))
     assert plan.stages.recompute
     assert plan.cost.memory_bytes <= 1.6
-    moves = [(one.move, one.fits) for one in plan.attempts]
+    moves = [(one.name, one.fits) for one in plan.findings.attempts]
     assert moves == [("16 microbatches", False)]
-    names = [rival.name for rival in plan.rivals]
-    assert "no stages" in names and any("a rank would store" in r.reason for r in plan.rivals)
+    names = [rival.name for rival in plan.findings.rivals]
+    assert "no stages" in names and any(
+        "a rank would store" in r.reason for r in plan.findings.rivals
+    )
 
 
 def test_gradients_are_added_up_where_only_that_fits():
@@ -214,7 +216,9 @@ def test_a_number_of_stages_without_a_plan_is_passed_over():
             return super().planned(pipeline)
 
     plan = Refusing(bubble).choose()
-    assert ("2 stages", "There are fewer layers") in [(r.name, r.reason) for r in plan.rivals]
+    assert ("2 stages", "There are fewer layers") in [
+        (r.name, r.reason) for r in plan.findings.rivals
+    ]
     with pytest.raises(PlanError, match="fewer layers"):
         Refusing(bubble).choose(stages=(2,))
 
@@ -235,7 +239,7 @@ def test_ctrl_c_while_more_stages_are_searched_leaves_the_best_of_the_others():
 
     with pytest.raises(SearchInterrupted) as stopped:
         Interrupted(bubble).choose()
-    assert stopped.value.plan.stages.num_stages == 2 and stopped.value.plan.cut_short
+    assert stopped.value.plan.stages.num_stages == 2 and stopped.value.plan.findings.cut_short
 
 
 def test_ctrl_c_while_microbatches_are_priced_leaves_the_best_so_far():
@@ -248,15 +252,15 @@ def test_ctrl_c_while_microbatches_are_priced_leaves_the_best_so_far():
     with pytest.raises(SearchInterrupted) as stopped:
         Interrupted(bubble).choose()
     plan = stopped.value.plan
-    assert plan.cut_short and (plan.stages.num_stages, plan.microbatches) == (4, 16)
-    assert [rival.name[:8] for rival in plan.rivals] == ["2 stages", "no stage"]
+    assert plan.findings.cut_short and (plan.stages.num_stages, plan.microbatches) == (4, 16)
+    assert [rival.name[:8] for rival in plan.findings.rivals] == ["2 stages", "no stage"]
 
 
 def test_the_schedule_is_the_one_that_suits_the_stages_best():
     costs = Costs(bubble)
 
     def scheduled(plan: Plan) -> Plan:
-        return dataclasses.replace(plan, cost=dataclasses.replace(plan.cost, seconds=0.1))
+        return plan.with_findings(cost=dataclasses.replace(plan.cost, seconds=0.1))
 
     ways = Ways(costs.planned, costs.repriced, scheduled, lambda plan: False)
     chosen = choose_pipeline((1, 2), BATCH, ways, math.inf, MESH.size)
@@ -271,14 +275,14 @@ def test_sets_of_ranks_have_several_stages_where_they_wait_long_and_that_is_fast
 
     def scheduled(plan: Plan) -> Plan:
         cost = dataclasses.replace(plan.cost, seconds=0.9, bubble_s=0.9 * waits)
-        return dataclasses.replace(plan, cost=cost)
+        return plan.with_findings(cost=cost)
 
     def restaged(plan: Plan, pipeline: Pipeline) -> Plan | None:
         asked.append(pipeline.order)
         scopes = {f"layer_{stage}": stage for stage in range(pipeline.order.num_stages)}
         stages = PipelinePlan(pipeline.order, scopes)
         cost = dataclasses.replace(plan.cost, seconds=faster * plan.cost.seconds, bubble_s=0.0)
-        return dataclasses.replace(plan, stages=stages, cost=cost)
+        return dataclasses.replace(plan, stages=stages).with_findings(cost=cost)
 
     ways = Ways(costs.planned, costs.repriced, scheduled, lambda _: False, restaged=restaged)
     plan = choose_pipeline((1, 2), BATCH, ways, math.inf, MESH.size)
@@ -295,7 +299,7 @@ def test_sets_of_ranks_have_several_stages_where_they_wait_long_and_that_is_fast
 def test_a_plan_without_a_price_is_taken_as_it_is():
     class Unpriced(Costs):
         def planned(self, pipeline):
-            return dataclasses.replace(super().planned(pipeline), cost=None)
+            return super().planned(pipeline).with_findings(cost=None)
 
     costs = Unpriced(bubble)
     assert costs.choose().cost is None and costs.searched == [1]
@@ -333,7 +337,7 @@ def test_stages_that_promise_nothing_better_are_not_searched():
     }
     plan = choose_pipeline((1, 2, 4), BATCH, promising(costs, promises, []), math.inf, MESH.size)
     assert costs.searched == [2] and plan.stages.num_stages == 2
-    (left,) = (rival for rival in plan.rivals if rival.cost is None)
+    (left,) = (rival for rival in plan.findings.rivals if rival.cost is None)
     assert left.name == "4, 1 stages" or left.name == "1, 4 stages"
     assert "it is hardly faster" in left.reason
 
@@ -368,7 +372,7 @@ def test_as_long_as_nothing_fits_more_stages_are_looked_at_however_slow():
     )
     assert asked[-1].order.num_stages == 8 and costs.searched == [8]
     assert plan.stages.num_stages == 8
-    (left,) = (rival for rival in plan.rivals if rival.cost is None)
+    (left,) = (rival for rival in plan.findings.rivals if rival.cost is None)
     assert left.name == "1, 2, 4 stages" and "more than 2 times what there is" in left.reason
 
 
@@ -506,4 +510,4 @@ def test_an_interruption_among_the_last_keeps_what_was_found():
         choose_pipeline(
             (1, 2), BATCH, dataclasses.replace(ways, planned=planned), math.inf, MESH.size
         )
-    assert stopped.value.plan.stages.num_stages == 2 and stopped.value.plan.cut_short
+    assert stopped.value.plan.stages.num_stages == 2 and stopped.value.plan.findings.cut_short

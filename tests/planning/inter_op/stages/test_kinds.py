@@ -10,7 +10,7 @@ from tests.planning.problems import Captured
 from tfpar.cluster import Cluster, Device, Level, Node, likeness
 from tfpar.cost import Cost
 from tfpar.pipeline import Pipeline
-from tfpar.planning.candidates import BalancedShares, Candidate
+from tfpar.planning.candidates import BalancedShares, SolvedCandidate
 from tfpar.planning.drive import search_plan
 from tfpar.planning.incumbent import SearchInterrupted
 from tfpar.planning.inter_op.machine_types import list_machine_types, search_machine_types
@@ -89,8 +89,8 @@ class Found:
             mesh=Mesh.of([2]), variables={}, batch_axes=(), planner="", tfpar_version="0"
         )
         cost = Cost(seconds, (seconds, 0.0, 0.0), (0.0,) * 3, 0.0, 0.0, 1)
-        plan = dataclasses.replace(plan, cost=None if seconds == self.UNPRICED else cost)
-        return Candidate(plan, self.problem.on(proposal.machines))
+        plan = plan.with_findings(cost=None if seconds == self.UNPRICED else cost)
+        return SolvedCandidate.of(plan, self.problem.on(proposal.machines))
 
     def machine_types(self, pipeline, ranks):
         return self.types
@@ -128,7 +128,7 @@ def test_an_interrupted_search_knows_the_plan_of_the_kind_before():
     stopped = SearchInterrupted(lambda: None)
     with pytest.raises(SearchInterrupted) as caught:
         Found(1.0, stopped).fastest()
-    assert caught.value.plan.cost.seconds == 1.0 and caught.value.plan.cut_short
+    assert caught.value.plan.cost.seconds == 1.0 and caught.value.plan.findings.cut_short
     with pytest.raises(SearchInterrupted) as caught:
         Found(stopped, 1.0).fastest()
     assert caught.value.plan is None

@@ -12,7 +12,7 @@ from tests.planning.problems import Captured
 from tfpar.cluster import Cluster, Device, Level, Node
 from tfpar.cost import Cost
 from tfpar.pipeline import Pipeline
-from tfpar.planning.candidates import BalancedShares, Candidate
+from tfpar.planning.candidates import BalancedShares, SolvedCandidate
 from tfpar.planning.drive import search_plan
 from tfpar.planning.incumbent import SearchInterrupted
 from tfpar.planning.inter_op.machine_order import (
@@ -134,7 +134,7 @@ class Found:
             tfpar_version="0",
         )
         cost = None if found is None else Cost(found, (found, 0.0, 0.0), (0.0,) * 3, 0.0, 0.0, 1)
-        return Candidate(dataclasses.replace(plan, cost=cost), self.problem)
+        return SolvedCandidate.of(plan.with_findings(cost=cost), self.problem)
 
     def machine_types(self, pipeline, ranks):
         return [None]
@@ -187,7 +187,7 @@ def test_an_interrupted_search_knows_the_best_so_far():
     stopped = SearchInterrupted(lambda: None)
     with pytest.raises(SearchInterrupted) as caught:
         best_of(Found(lambda order: stopped if order else 1.0))
-    assert caught.value.plan.planner == "()" and caught.value.plan.cut_short
+    assert caught.value.plan.planner == "()" and caught.value.plan.findings.cut_short
     with pytest.raises(SearchInterrupted) as caught:
         best_of(Found(lambda order: 1.0 if order else stopped))
     assert caught.value.plan is None

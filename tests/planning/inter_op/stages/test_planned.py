@@ -309,7 +309,7 @@ class Searched:
         split = [tap.shard(".*kernel", 1, "model"), tap.batch("data")]
         split = plan_from_constraints(self.step.graph, Mesh.of([1, 4]), split)
         self.plans = [
-            dataclasses.replace(plan, cost=Cost(1.0, none, none, 0.0, 0.0, 1, weight_bytes=stored))
+            plan.with_findings(cost=Cost(1.0, none, none, 0.0, 0.0, 1, weight_bytes=stored))
             for plan, stored in ((whole, 100.0), (split, 25.0))
         ]
         self.limits: list[float] = []

@@ -287,7 +287,7 @@ def test_a_shape_without_a_plan_in_time_leaves_those_of_others(monkeypatch):
 
     monkeypatch.setattr(MeshShapeSearch, "_last_networks", slow_on_grids)
     plan = RhinoPlanner(level=2).solve(problem)
-    assert plan.cut_short and plan.mesh.shape == (4, 1) and not plan.layouts
+    assert plan.findings.cut_short and plan.mesh.shape == (4, 1) and not plan.findings.layouts
 
     def slow(search):
         raise NoSolution(True)
@@ -301,7 +301,7 @@ def test_a_shape_without_a_plan_in_time_leaves_those_of_others(monkeypatch):
 def test_a_search_ends_when_its_time_is_over():
     problem = Captured.saved("gpt_one_layer").problem([1, 2], "v100-ethernet")
     hurried = RhinoPlanner().solve(within(1e-3, problem))
-    assert hurried.cut_short
+    assert hurried.findings.cut_short
     assert not any(v.alternatives for v in hurried.variables.values())
     assert price(problem, hurried).seconds == pytest.approx(hurried.cost.seconds, rel=1e-4)
 

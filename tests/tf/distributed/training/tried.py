@@ -32,7 +32,7 @@ def plans_are_tried(place: Place) -> Results:
     model = planned(place, trials=3)
     results = trained(model, X, Y, batch_size=8, shuffle=False)
     if place.size > 1:
-        first, *others = tap.plan_of(model).trials
+        first, *others = tap.plan_of(model).findings.trials
         assert len(others) == 2 and first.measured_s == min(
             trial.measured_s for trial in (first, *others)
         )
@@ -59,7 +59,7 @@ def a_trial_fails_on_one_rank(place: Place) -> Results:
     finally:
         module._Trials._own = original
     if place.size > 1:
-        ran, failed = tap.plan_of(model).trials
+        ran, failed = tap.plan_of(model).findings.trials
         assert ran.measured_s is not None and failed.measured_s is None
         assert "OOM" in failed.reason
         _agree(place, [ran.name, failed.name])
@@ -82,7 +82,7 @@ def the_slowest_rank_decides(place: Place) -> Results:
     finally:
         module._Trials._own = original
     if place.size > 1:
-        measured = [trial.measured_s for trial in tap.plan_of(model).trials]
+        measured = [trial.measured_s for trial in tap.plan_of(model).findings.trials]
         np.testing.assert_allclose(measured, [4.0, 10.0])
     return results
 

@@ -40,7 +40,7 @@ from tfpar.observability.report.data.schema import (
 from tfpar.observability.report.data.variables import variables_of
 from tfpar.observability.report.rejected_candidates import explain_rejection
 from tfpar.observability.report.variables import placement_text
-from tfpar.plans import Plan
+from tfpar.plans import Candidate, Plan
 from tfpar.propagation.partitioned_graph import PartitionedGraph
 from tfpar.spec import Mesh, Shard, Spec, dim_is_even, format_spec, local_shape
 from tfpar.spec.quantities import format_bytes, format_seconds
@@ -228,43 +228,54 @@ def candidates_of(plan: Plan) -> Iterator[CandidateSummary]:
     limit = math.inf
     if plan.cluster is not None:
         limit = max(device.memory_bytes for device in plan.cluster.devices)
-    measured = {trial.name: trial.measured_s for trial in plan.trials}
-    own = plan.trials[0].measured_s if plan.trials else None
+    found = plan.findings
+    measured = {trial.name: trial.measured_s for trial in found.trials}
+    own = found.trials[0].measured_s if found.trials else None
     parts = parts_of(plan.cost, step_s)
     fits, bytes_ = plan.fits(limit), plan.cost.memory_bytes
     yield CandidateSummary("this plan", "plan", plan.cost.seconds, bytes_, fits, "", parts, own)
-    for name, seconds, memory in plan.layouts:
-        known = None if memory is None else memory <= limit
-        lost = _why(plan.cost.seconds, seconds, memory, limit)
-        yield CandidateSummary(name, "layout", seconds, memory, known, lost)
-    for rival in plan.rivals:
-        cost = rival.cost
+    for one in found.layouts:
+        lost = _why(plan.cost.seconds, one.seconds, one.memory_bytes, limit)
         yield CandidateSummary(
-            rival.name,
-            "pipeline",
-            None if cost is None else cost.seconds,
-            None if cost is None else cost.memory_bytes,
-            None if cost is None else cost.memory_bytes <= limit,
-            explain_rejection(rival, plan),
-            () if cost is None else parts_of(cost, step_s),
-            measured.get(rival.name),
+            one.name, "layout", one.seconds, one.memory_bytes, _fits(one, limit), lost
         )
-    for one in plan.attempts:
+    for one in found.rivals:
+        yield CandidateSummary(
+            one.name,
+            "pipeline",
+            _seconds(one),
+            one.memory_bytes,
+            _fits(one, limit),
+            explain_rejection(one, plan),
+            () if one.cost is None else parts_of(one.cost, step_s),
+            measured.get(one.name),
+        )
+    for one in found.attempts:
         lost = ""
-        if one.seconds is not None:
+        if math.isfinite(one.seconds):
             room = math.inf if one.fits else 0.0
             lost = _why(plan.cost.seconds, one.seconds, one.memory_bytes, room)
-        yield CandidateSummary(one.move, "move", one.seconds, one.memory_bytes, one.fits, lost)
-    for name, seconds, memory in plan.baselines:
-        known = None if memory is None else memory <= limit
-        yield CandidateSummary(name, "baseline", seconds, memory, known)
-    for trial in plan.trials:
-        lost = trial.reason
-        if trial.measured_s is not None and own is not None and trial is not plan.trials[0]:
-            lost = f"measured {format_seconds(trial.measured_s - own)} slower"
+        yield CandidateSummary(one.name, "move", _seconds(one), one.memory_bytes, one.fits, lost)
+    for one in found.baselines:
         yield CandidateSummary(
-            trial.name, "trial", trial.predicted_s, None, None, lost, (), trial.measured_s
+            one.name, "baseline", one.seconds, one.memory_bytes, _fits(one, limit)
         )
+    for one in found.trials:
+        lost = one.reason
+        if one.measured_s is not None and own is not None and one is not found.trials[0]:
+            lost = f"measured {format_seconds(one.measured_s - own)} slower"
+        yield CandidateSummary(
+            one.name, "trial", _seconds(one), None, None, lost, (), one.measured_s
+        )
+
+
+def _seconds(candidate: Candidate) -> float | None:
+    """Seconds in a report, which has no infinity."""
+    return candidate.seconds if math.isfinite(candidate.seconds) else None
+
+
+def _fits(candidate: Candidate, limit: float) -> bool | None:
+    return None if candidate.memory_bytes is None else candidate.memory_bytes <= limit
 
 
 def _why(chosen_s: float, seconds: float, memory: float | None, limit: float) -> str:

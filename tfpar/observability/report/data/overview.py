@@ -48,8 +48,8 @@ def build_overview(plan: Plan) -> Facts:
         splits_anything=plan.splits_anything(),
         constraints=plan.constraints,
         fixed_tensors={n: placement_text(s, plan.mesh) for n, s in sorted(plan.tensors.items())},
-        passed_over=plan.passed_over,
-        cut_short=plan.cut_short,
+        passed_over=plan.findings.passed_over,
+        cut_short=plan.findings.cut_short,
         fingerprint=plan.fingerprint,
     )
 

@@ -182,9 +182,8 @@ def price_best_schedule(plan: Plan, problem: Problem, cluster: Cluster) -> Plan 
 
 def _with_cost(plan: Plan, cost: Cost, staged: PipelineCost) -> Plan:
     assert plan.stages is not None, "a plan with stages"
-    return dataclasses.replace(
-        plan, cost=cost, stages=dataclasses.replace(plan.stages, cost=staged)
-    )
+    stages = dataclasses.replace(plan.stages, cost=staged)
+    return dataclasses.replace(plan, stages=stages).with_findings(cost=cost)
 
 
 def cut_in_stages(plan: Plan, problem: Problem) -> tuple[SubBatchStep, dict[Op, int]] | None:

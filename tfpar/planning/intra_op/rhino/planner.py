@@ -42,7 +42,7 @@ from tfpar.planning.intra_op.tie_breaking import (
 from tfpar.planning.meshes import shapes
 from tfpar.planning.problem import Problem
 from tfpar.planning.solver import RELATIVE_GAP
-from tfpar.plans import Plan, PricedCandidate, SpecOption
+from tfpar.plans import Candidate, Plan, SpecOption
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned_graph import Anchors
 from tfpar.spec import Mesh, PlanError, Replicate, Shard, Spec, SpecError, TimeLimitError
@@ -134,7 +134,7 @@ class RhinoPlanner:
                 problem, model, taken.mesh, taken.anchors, taken.cost, until
             ),
             elsewhere=[
-                PricedCandidate(str(f.mesh), f.cost.seconds, f.cost.memory_bytes)
+                Candidate(str(f.mesh), f.cost.seconds, f.cost.memory_bytes)
                 for f in found
                 if f.mesh.shape != taken.mesh.shape
             ],

@@ -28,7 +28,7 @@ from tfpar.planning.intra_op.tie_breaking import (
 )
 from tfpar.planning.meshes import LogicalMesh
 from tfpar.planning.problem import Problem
-from tfpar.plans import Plan, PricedCandidate, SpecOption
+from tfpar.plans import Candidate, Plan, SpecOption
 from tfpar.spec import PlanError, TimeLimitError
 
 MAX_TIME_RATIO = 1.15
@@ -131,7 +131,7 @@ class TapPlanner:
             self.name,
             alternatives=_alternatives(taken, model, searches),
             elsewhere=[
-                PricedCandidate(
+                Candidate(
                     str(search.logical),
                     search.key.seconds,
                     found[search].cost.memory_bytes if search in found else None,

@@ -1,0 +1,77 @@
+"""`Findings`: knowledge of a plan, none of which changes how it runs; `Candidate`: what else there
+was."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+from tfpar.cost.cost import Cost
+
+if TYPE_CHECKING:
+    from tfpar.plans.plan import Plan
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A way to run a step.
+
+    Attributes:
+        name: what it is: stages, microbatches, schedule and mesh; of a baseline or a memory move,
+            what that is called.
+        seconds: of a step, as predicted; infinite where that is not known.
+        memory_bytes: the most that a rank stores; None where that is not known.
+        cost: what a step costs so by part, where that was kept.
+        fits: whether it stores no more than it may; None where that was not looked at.
+        measured_s: seconds of a step: the median of the steps that were run, of the slowest rank;
+            None: it was not run.
+        reason: why it was not priced, or could not be run.
+        links: how many times as fast links would have to be for it to be taken; below 1, slower.
+            None where that is not known, or no links are enough.
+        plan: that it would be, where it was found now; not saved.
+    """
+
+    name: str
+    seconds: float = math.inf
+    memory_bytes: float | None = None
+    cost: Cost | None = None
+    fits: bool | None = None
+    measured_s: float | None = None
+    reason: str = ""
+    links: float | None = None
+    plan: Plan | None = dataclasses.field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def priced(cls, name: str, cost: Cost | None, *, plan: Plan | None = None) -> Candidate:
+        """Return a candidate of this cost, with all its parts."""
+        if cost is None:
+            return cls(name, plan=plan)
+        return cls(name, cost.seconds, cost.memory_bytes, cost, plan=plan)
+
+
+@dataclasses.dataclass(frozen=True)
+class Findings:
+    """Knowledge of a plan that a search has found, and of others beside it.
+
+    Attributes:
+        cost: what a step costs on the plan's cluster; None where nothing was priced.
+        layouts: the best plan on each other logical mesh that the planner searched, best first.
+        baselines: the step on one device, and in data parallelism.
+        rivals: what else `pipeline="auto"` found or passed over, the fastest first.
+        trials: the plans that were run before one was taken, this one first.
+        attempts: what was tried to make it fit into memory, in order, by the name of the move.
+        passed_over: (seconds, collectives) of the fastest plan that was found, where a simpler one
+            was taken that predictions cannot tell from it (`planning.intra_op.tie_breaking`).
+        cut_short: the search, or an integer program of it, ended because its time was over, or the
+            search was interrupted: there may be better plans.
+    """
+
+    cost: Cost | None = None
+    layouts: tuple[Candidate, ...] = ()
+    baselines: tuple[Candidate, ...] = ()
+    rivals: tuple[Candidate, ...] = ()
+    trials: tuple[Candidate, ...] = ()
+    attempts: tuple[Candidate, ...] = ()
+    passed_over: tuple[float, int] | None = None
+    cut_short: bool = False
