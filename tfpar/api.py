@@ -30,8 +30,7 @@ from tfpar.tf.capture.step import argument_specs
 from tfpar.tf.functions.step_function import StepFunction
 from tfpar.tf.graph_program import GraphProgram
 from tfpar.tf.keras import adapter
-from tfpar.tf.keras.batches import check_batch
-from tfpar.tf.keras.preprocessing import batch_as_fit_feeds, sequence_length
+from tfpar.tf.keras.batches import batch_as_fit_feeds, check_batch, sequence_length
 from tfpar.tf.runtime.detect import every_rank
 from tfpar.tf.session import Session
 from tfpar.tf.traced import TracedModel, make_search_reporter, resolve_cluster

@@ -26,7 +26,8 @@ class Piece(NamedTuple):
 def pieces(compute_s: float, waiting_s: float, chunks: int) -> Iterator[Piece]:
     """A chunk computes behind the one before; what it moves comes behind both.
 
-    That is `cost.overlap.hidden_by_chunks`, on machines all of whose compute goes on meanwhile.
+    That is `cost.sub_batch_cost.hidden_by_chunks`, on machines all of whose compute goes on
+    meanwhile.
     """
     moved = 0.0
     for i in range(chunks):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from tests.compile.steps import mlp_step
 from tests.ir.text.same import assert_same_step
 from tfpar.compile import simplify_step
-from tfpar.compile.dump import DUMP, dump_of
-from tfpar.compile.passes import ignore_pass
+from tfpar.compile.passes import DUMP, dump_of, ignore_pass
 from tfpar.ir import parse_step
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tfpar as tap
-from tfpar.compile.dump import DUMP
+from tfpar.compile.passes import DUMP
 from tfpar.ir import parse_graph
 
 X, Y = np.ones((8, 6), "float32"), np.ones((8, 2), "float32")

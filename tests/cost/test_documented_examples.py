@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.cost.test_memory import chain, peak_of
-from tfpar.cost.overlap import hidden_by_chunks
+from tfpar.cost.sub_batch_cost import hidden_by_chunks
 
 
 def test_half_of_what_is_waited_for_hides_behind_two_chunks():

@@ -7,8 +7,8 @@ import pytest
 from tests.planning.inter_op.stages.steps import DEVICE, Staged, machines
 from tfpar.compile.local import TASK
 from tfpar.cost import evaluate, microbatched_cost
-from tfpar.cost.microbatches import OneMicrobatch
-from tfpar.cost.running_sums import adding_seconds
+from tfpar.cost.sub_batch_cost import OneMicrobatch
+from tfpar.cost.sub_batch_pricing import adding_seconds
 from tfpar.ir import itemsize
 from tfpar.pipeline import EXACT, generate
 

@@ -128,11 +128,7 @@ def test_the_error_shows_the_cycle():
 
 def test_numbers_other_than_asked():
     schedule = generate("1f1b", 2, 4)
-    check_schedule(schedule, actors=2, microbatches=4)
-    with pytest.raises(ScheduleError, match="for 2 sets of ranks, but there are 4"):
-        check_schedule(schedule, actors=4)
-    with pytest.raises(ScheduleError, match="for 4 microbatches, but there are 8"):
-        check_schedule(schedule, microbatches=8)
+    check_schedule(schedule, StageGraph.chain(2))
     with pytest.raises(ScheduleError, match="has 2 stages, but the model is cut in 3"):
         check_schedule(schedule, StageGraph.chain(3))
 

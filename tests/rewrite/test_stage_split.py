@@ -22,7 +22,7 @@ from tests.cut_steps import (
 )
 from tests.partitioned import Traced, devices
 from tfpar.compile.local.local_graph import TASK, LocalProgram, StagePass, build_local_program
-from tfpar.compile.local.sinking import sink_all_gathers, sink_input_slices
+from tfpar.compile.local.scatter_gather import sink_all_gathers, sink_input_slices
 from tfpar.compile.local.stage_split import split_stages
 from tfpar.ir import DType, GraphBuilder, Op, Tensor, Variable
 from tfpar.pipeline import RECEIVE_AHEAD, Schedule, generate

@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
             find_cluster(cluster)  # an unknown one is refused, whatever the others are
     with quiet_tensorflow():
         from tfpar.cli.plan import check_machines, read_settings, trace_step
-        from tfpar.observability.report.estimate import estimate
+        from tfpar.observability.report.what_if import estimate
         from tfpar.tf.traced import make_search_reporter
     settings = read_settings(options)
     impossible: dict[tuple[Mesh, str], TfparError] = {}

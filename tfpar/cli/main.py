@@ -21,10 +21,8 @@ from tfpar.cli import compare as compare_command
 from tfpar.cli import doctor as doctor_command
 from tfpar.cli import estimate as estimate_command
 from tfpar.cli import install as install_command
-from tfpar.cli import report as report_command
 from tfpar.cli import run as run_command
 from tfpar.cli import saved as saved_commands
-from tfpar.cli import timeline as timeline_command
 from tfpar.cli import verify as verify_command
 from tfpar.cli.problem import add_problem
 from tfpar.cli.quiet import quiet_tensorflow
@@ -69,8 +67,8 @@ def make_parser() -> argparse.ArgumentParser:
     estimate_command.add_parser(commands)
     saved_commands.add_parsers(commands)
     compare_command.add_parser(commands)
-    report_command.add_parser(commands)
-    timeline_command.add_parser(commands)
+    saved_commands.add_report(commands)
+    saved_commands.add_timeline(commands)
     run_command.add_parser(commands)
     install_command.add_parser(commands)
     doctor_command.add_parser(commands)

@@ -11,8 +11,7 @@ from typing import Any
 
 from tfpar.cli.estimate import estimates_of
 from tfpar.cli.model import Made
-from tfpar.cli.pipeline import pipeline_of
-from tfpar.cli.problem import parse_mesh
+from tfpar.cli.problem import parse_mesh, pipeline_of
 from tfpar.cli.script import scripts
 from tfpar.cluster.lookup import find_cluster
 from tfpar.constraints import Constraint

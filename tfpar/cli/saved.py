@@ -1,11 +1,17 @@
-"""`tfpar show`, `explain` and `diff`: plans in files. None of them traces a model."""
+"""Commands for plans in files, none of which traces a model: `tfpar show`, `explain`, `diff`,
+`report` and `timeline`."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import webbrowser
+from pathlib import Path
 
 from tfpar.cli.problem import TRACEBACK
+from tfpar.spec import PlanError
+from tfpar.writable import check_writable
 
 SAME, DIFFERENT = 0, 1
 
@@ -104,3 +110,96 @@ def _diff(options: argparse.Namespace) -> int:
     else:
         print(*lines, sep="\n", end="\n" if lines else "")
     return DIFFERENT if lines else SAME
+
+
+# --- report ---------------------------------------------------------------------------------
+# A plan as a page for browsers.
+
+
+def add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command, its options, and what it does."""
+    parser = commands.add_parser(
+        "report",
+        help="write a saved plan as a page for browsers",
+        description="Write a plan that `tfpar plan -o` or plan.save wrote as a page for browsers: "
+        "one file that asks for no other.",
+    )
+    parser.add_argument("plan", metavar="PLAN.JSON")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="PAGE.HTML",
+        help="write the page to this file (default: that of the plan, as .html)",
+    )
+    parser.add_argument("--open", action="store_true", help="open the page in a browser")
+    parser.add_argument("--traceback", action="store_true", help=TRACEBACK)
+    parser.set_defaults(run=_write_report)
+
+
+def _write_report(options: argparse.Namespace) -> int:
+    """Write the page; returns the exit code.
+
+    Raises:
+        PlanError: there is no such plan, it holds no report, or one of another version; or the page
+            cannot be written.
+    """
+    from tfpar.plans import Plan
+
+    plan = Plan.load(options.plan)
+    if plan.report is None:
+        raise PlanError(
+            f"The plan file {options.plan!r} holds no report: it was saved without the graph of "
+            f"its step. Make the plan again with `tfpar plan SCRIPT.PY:FUNCTION -o {options.plan}`."
+        )
+    page = options.output or os.path.splitext(options.plan)[0] + ".html"
+    plan.to_html(page)
+    print(f"Wrote {page} ({os.path.getsize(page) / 1024:.0f} KiB).")
+    if options.open:
+        webbrowser.open(Path(page).resolve().as_uri())
+    return 0
+
+
+# --- timeline -------------------------------------------------------------------------------
+# A step of a saved plan as it is predicted, for ui.perfetto.dev.
+
+
+def add_timeline(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command, its options, and what it does."""
+    parser = commands.add_parser(
+        "timeline",
+        help="write the predicted timeline of a saved plan",
+        description="Write a step of a saved plan as it is predicted, as Chrome trace JSON, which "
+        "https://ui.perfetto.dev shows: what each rank computes, communicates and waits for. "
+        "tap.Timeline and `tfpar run --timeline-filename` measure one.",
+    )
+    parser.add_argument("plan", metavar="PLAN.JSON", help="written by `tfpar plan -o`")
+    parser.add_argument(
+        "-o", "--output", required=True, metavar="T.JSON", help="write the timeline to this file"
+    )
+    parser.add_argument("--traceback", action="store_true", help=TRACEBACK)
+    parser.set_defaults(run=_write_timeline)
+
+
+def _write_timeline(options: argparse.Namespace) -> int:
+    """Write the file; returns the exit code.
+
+    Raises:
+        PlanError: the plan cannot be read, or has no prices or no report.
+        TfparError: the timeline cannot be written.
+    """
+    from tfpar.observability.report.data.schema import read_report
+    from tfpar.observability.timeline.predicted import predicted_trace
+    from tfpar.plans import Plan
+    from tfpar.spec.quantities import format_seconds
+
+    check_writable("timeline", options.output)
+    plan = Plan.load(options.plan)
+    report = read_report(plan.report_data(), os.path.basename(options.plan))
+    trace = predicted_trace(report)
+    trace.save(options.output)
+    shown = trace.notes["shown"]
+    print(
+        f"{options.output}: a step of {format_seconds(trace.notes['seconds'])} on "
+        f"{report.facts.ranks} ranks, {shown}. Open it at https://ui.perfetto.dev."
+    )
+    return 0

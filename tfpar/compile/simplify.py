@@ -13,10 +13,9 @@ from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Graph
 from tfpar.ir.passes.block_sums import split_block_sums
 from tfpar.ir.passes.fold_constants import fold_constants
-from tfpar.ir.passes.inline_calls import inline_calls
+from tfpar.ir.passes.inline_calls import inline_calls, split_bundles
 from tfpar.ir.passes.order_effects import order_effects
 from tfpar.ir.passes.predicate_branches import predicate_branches
-from tfpar.ir.passes.split_bundles import split_bundles
 from tfpar.ir.passes.trim import trim
 from tfpar.ir.step import StepGraph
 from tfpar.ir.text import format_step

@@ -11,7 +11,6 @@ replicate it. A variable that no constraint matches is left to propagation.
 """
 
 from tfpar.constraints.activations import resolve_outputs
-from tfpar.constraints.axes import batch_axes, check_axes
 from tfpar.constraints.constraint_types import (
     Constraint,
     PutInStage,
@@ -25,7 +24,13 @@ from tfpar.constraints.constraint_types import (
 )
 from tfpar.constraints.layer_specs import collect_layer_specs
 from tfpar.constraints.stages import resolve_stages
-from tfpar.constraints.variables import Resolution, resolve, resolve_variables
+from tfpar.constraints.variables import (
+    Resolution,
+    batch_axes,
+    check_axes,
+    resolve,
+    resolve_variables,
+)
 
 __all__ = [
     "Constraint",

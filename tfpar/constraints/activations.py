@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tfpar.constraints.axes import batch_axes
 from tfpar.constraints.constraint_types import Constraint, ShardOutput
 from tfpar.constraints.patterns import compile_pattern, matches_nothing, without_call_counts
-from tfpar.constraints.variables import Resolution
+from tfpar.constraints.variables import Resolution, batch_axes
 from tfpar.ir.graph import Graph, Op, Tensor, is_floating
 from tfpar.ir.traits import SIZES
 from tfpar.spec import Mesh, Placement, Replicate, Shard, SpecError

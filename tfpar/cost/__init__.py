@@ -11,17 +11,15 @@ if TYPE_CHECKING:
     from tfpar.cost.collectives import collective_seconds, lines, transfer_seconds
     from tfpar.cost.cost import Cost
     from tfpar.cost.evaluation import evaluate
-    from tfpar.cost.microbatches import microbatched_cost
     from tfpar.cost.op_compute import efficiency, flops
-    from tfpar.cost.overlap import hidden_by_chunks
     from tfpar.cost.patterns import splits
     from tfpar.cost.pipeline_cost import PipelineCost, StageCost
     from tfpar.cost.pipeline_cost_model import PipelineCostModel, bottleneck_cost, staged_cost
     from tfpar.cost.pricer import Pricer
     from tfpar.cost.schedule_search import compare_schedules
-    from tfpar.cost.slices import ScatterGatherCost
     from tfpar.cost.stage_breakdown import stage_prices
-    from tfpar.cost.stage_transfers import StageTransfers
+    from tfpar.cost.stage_transfers import ScatterGatherCost, StageTransfers
+    from tfpar.cost.sub_batch_cost import hidden_by_chunks, microbatched_cost
     from tfpar.cost.task_partition import TaskPartition
     from tfpar.cost.terms import Terms
 
@@ -58,17 +56,15 @@ __getattr__ = lazy_exports(
         "tfpar.cost.collectives": ["collective_seconds", "lines", "transfer_seconds"],
         "tfpar.cost.cost": ["Cost"],
         "tfpar.cost.evaluation": ["evaluate"],
-        "tfpar.cost.microbatches": ["microbatched_cost"],
+        "tfpar.cost.sub_batch_cost": ["hidden_by_chunks", "microbatched_cost"],
         "tfpar.cost.op_compute": ["efficiency", "flops"],
-        "tfpar.cost.overlap": ["hidden_by_chunks"],
         "tfpar.cost.patterns": ["splits"],
         "tfpar.cost.pipeline_cost": ["PipelineCost", "StageCost"],
         "tfpar.cost.pipeline_cost_model": ["PipelineCostModel", "bottleneck_cost", "staged_cost"],
         "tfpar.cost.pricer": ["Pricer"],
         "tfpar.cost.schedule_search": ["compare_schedules"],
-        "tfpar.cost.slices": ["ScatterGatherCost"],
+        "tfpar.cost.stage_transfers": ["ScatterGatherCost", "StageTransfers"],
         "tfpar.cost.stage_breakdown": ["stage_prices"],
-        "tfpar.cost.stage_transfers": ["StageTransfers"],
         "tfpar.cost.task_partition": ["TaskPartition"],
         "tfpar.cost.terms": ["Terms"],
     },

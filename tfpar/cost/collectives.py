@@ -65,7 +65,7 @@ def lines(kind: str, axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> tup
     if kind == "all_to_all":
         return (_all_to_all(axes, mesh, cluster),)
     if kind == "broadcast":
-        return (_broadcast(axes, mesh, cluster),)
+        return (_tree(axes, mesh, cluster),)
     passes = _PASSES[kind]
     found = (_ALGORITHMS[name](axes, mesh, cluster) for name in cluster.algorithms)
     return tuple((passes * start, passes * per_byte) for start, per_byte in found)
@@ -94,6 +94,7 @@ def _ring(axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> Line:
 
 
 def _tree(axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> Line:
+    """A pipelined tree, as of a broadcast."""
     return _rounds(axes, mesh, cluster), 1.0 / link_of(cluster, mesh, axes).bandwidth
 
 
@@ -141,8 +142,3 @@ def _all_to_all(axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> Line:
     """A message to each of the others; the ranks of a node share its link."""
     ranks, link = mesh.group_size(axes), link_of(cluster, mesh, axes, pairwise=True)
     return (ranks - 1) * link.latency_s, (ranks - 1) / ranks / link.bandwidth
-
-
-def _broadcast(axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> Line:
-    """A pipelined tree."""
-    return _rounds(axes, mesh, cluster), 1.0 / link_of(cluster, mesh, axes).bandwidth

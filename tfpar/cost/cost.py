@@ -17,7 +17,7 @@ class Cost:
         compute_s: of the ops of forward, backward and update.
         communication_s: of the collectives that forward, backward and update wait for.
         hidden_s: how long chunks are computed while those of others are in flight
-            (`cost.overlap`).
+            (`cost.sub_batch_cost`).
         gradients_s: of the gradients' collectives, all-reduces packed; the update waits for
             `exposed_s` of it, the backward pass hides the rest.
         bucket_bytes: the size of buckets with which that is least.
@@ -33,7 +33,7 @@ class Cost:
         host_slot_bytes, host_activation_bytes: what a rank has in the memory of its host: slots and
             other state; what it keeps there for the backward pass.
         transfer_s: how long a rank waits for what other stages send, where that is known apart
-            from `bubble_s` (`cost.idle_breakdown`).
+            from `bubble_s` (`cost.pipeline_cost_model`).
         bubble_s: how long a rank waits for other stages; of several stages, times are those of a
             rank that works most, and bytes of one that stores most.
         collectives: how many a rank takes part in, packed ones counted as one.

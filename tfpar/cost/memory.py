@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from tfpar.cost.cost import Cost
 from tfpar.cost.liveness import Buffer, BufferLiveness, Buffers
+from tfpar.cost.op_compute import temporaries
 from tfpar.cost.pricer import Pricer
-from tfpar.cost.update import temporaries
 from tfpar.ir.graph import Op, Tensor
 from tfpar.ir.roles import BACKWARD, FORWARD, UPDATE, Roles
 from tfpar.ir.traits import CONSTANTS, VARIABLE_READS, WHOLE_UPDATES

@@ -1,4 +1,4 @@
-"""Work of an op: FLOPs and bytes, from its rule and shapes."""
+"""Work of an op, from its rule and shapes, and of an update: FLOPs and bytes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 
-from tfpar.ir.graph import Op
-from tfpar.ir.traits import MATRIX_PRODUCTS
+from tfpar.cluster.description import Cluster
+from tfpar.ir.graph import Op, Tensor
+from tfpar.ir.passes.recompute import is_recomputed
+from tfpar.ir.traits import BRANCHES, IN_FLIGHT, LOOPS, MATRIX_PRODUCTS
+from tfpar.propagation.partitioned_graph import PartitionedGraph
 from tfpar.rules.rule import OpRule
 
 # Position of the filter, and of the tensor with one entry per output pixel and channel (-1: the
@@ -178,3 +181,84 @@ def _convolution(pixels: int, kernel: tuple[int, ...], op_type: str) -> float:
         return 0.0
     channels = kernel[-1] if not op_type.startswith("Depthwise") else kernel[-1] * kernel[-2]
     return 2.0 * pixels * math.prod(kernel) / max(channels, 1)
+
+
+def trips(op: Op) -> int:
+    """Find how often the body of a loop runs, read off the lists that it walks; 1 for other ops."""
+    if op.type not in LOOPS:
+        return 1
+    lengths = [t.shape[0] for t in (*op.inputs, *op.outputs) if _is_list(t)]
+    return max((n for n in lengths if n), default=1)
+
+
+def _is_list(tensor: Tensor) -> bool:
+    return tensor.dtype == "variant" and bool(tensor.shape)
+
+
+# --- update ---------------------------------------------------------------------------------
+# What it costs where the graph holds only stand-ins for it. A plan is searched without tracing the
+# optimizer (`ir.planning_graph`): all that is known of it is its *state ratio*, bytes of slots per
+# byte of weight.
+
+# What an optimizer moves per byte of weight: Keras's go op by op, and each op reads and writes
+# whole arrays. Counted in their graphs: SGD 5, Adagrad 17, Lion 19, RMSprop 21, Adam 30, AdamW 37.
+_PASSES, _PASSES_PER_SLOT = 5.0, 12.5
+
+# The same where XLA fuses them (`ir.kernels`): SGD 3, Adagrad, Lion and RMSprop 7, Adam 12, AdamW
+# 15.
+_FUSED_PASSES, _FUSED_PASSES_PER_SLOT = 3.0, 4.5
+
+
+def update_seconds(
+    weight_bytes: float, state_ratio: float, cluster: Cluster, *, fused: bool = False
+) -> float:
+    """Price the reading and writing of gradients, weights and slots in an update.
+
+    Args:
+        fused: XLA compiles it.
+    """
+    passes = _PASSES + _PASSES_PER_SLOT * state_ratio
+    if fused:
+        passes = _FUSED_PASSES + _FUSED_PASSES_PER_SLOT * state_ratio
+    return weight_bytes * passes / cluster.device.memory_bandwidth
+
+
+def temporaries(trainable: bool, state_ratio: float | None, away: bool = False) -> float:
+    """Count the tensors of a variable's size that its update has beside those that the graph shows.
+
+    A weight's slots are computed side by side: while one is written, what another gets is there.
+    Stand-ins show nothing: `lr * g` without slots, else what two slots get.
+
+    Args:
+        state_ratio: None where the graph holds the update itself.
+        away: its slots lie in host memory: those of some weights are there in passing.
+    """
+    if state_ratio is None:
+        return 0 if trainable or away else 1
+    return (2 if state_ratio else 1) + (IN_FLIGHT * state_ratio if away else 0)
+
+
+# --- FLOPs of a step, whatever runs it ------------------------------------------------------
+
+
+def model_flops(partitioned: PartitionedGraph) -> Mapping[str, float]:
+    """Count the floating-point operations of the matrix products and convolutions of a step on the
+    whole batch, by dtype.
+
+    What a plan computes again counts once, and what several ranks compute alike, too; a loop
+    counts for each of its trips, where it is known how many there are, a branching as its longest
+    branch.
+    """
+    found: dict[str, float] = {}
+    for op, decision in partitioned.decisions.items():
+        bodies = [model_flops(body) for body in decision.bodies.values()]
+        if op.type in BRANCHES and bodies:
+            bodies = [max(bodies, key=lambda work: sum(work.values()))]
+        for work in bodies:
+            for dtype, count in work.items():
+                found[dtype] = found.get(dtype, 0.0) + trips(op) * count
+        count = flops(op, partitioned.prepared.rules[op])
+        if count and not is_recomputed(op):
+            dtype = op.outputs[0].dtype
+            found[dtype] = found.get(dtype, 0.0) + count
+    return found

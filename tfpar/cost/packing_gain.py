@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from tfpar.cost.collectives import PACKED_KINDS
 from tfpar.ir.roles import Roles
-from tfpar.propagation.communication import Communication
+from tfpar.propagation.reshard import Communication
 
 
 class PackingKey(NamedTuple):

@@ -2,7 +2,7 @@
 
 A stage is priced as any step is, by its ops, collectives and tensors (`cost.stage_breakdown`), on
 the ranks that it has. What stages send goes from each rank to its like in another stage, whole or
-in slices (`cost.slices`). The simulation (`cost.simulator`) says what happens when, and
+in slices (`cost.stage_transfers`). The simulation (`cost.simulator`) says what happens when, and
 `PipelineCost` what comes of it.
 """
 
@@ -17,13 +17,12 @@ from tfpar.cost.cost import Cost
 from tfpar.cost.pipeline_cost import PipelineCost, ReductionTime, SendTime, StageCost, TaskTime
 from tfpar.cost.pipeline_model import StageNetwork
 from tfpar.cost.simulator import simulate
-from tfpar.cost.slices import ScatterGatherCost
 from tfpar.cost.stage_breakdown import StageCostBreakdown, stage_prices
-from tfpar.cost.stage_transfers import StageTransfers
+from tfpar.cost.stage_transfers import ScatterGatherCost, StageTransfers
 from tfpar.cost.task_partition import TaskPartition
 from tfpar.cost.timeline import SimulatedTimeline
-from tfpar.pipeline.actor_ranks import groups_of
 from tfpar.pipeline.graph import RECEIVE_AHEAD, TaskGraph, task_graph
+from tfpar.pipeline.pipeline import groups_of
 from tfpar.pipeline.schedule import Schedule
 from tfpar.pipeline.stage_graph import StageGraph
 from tfpar.pipeline.step_graph import is_synchronized
@@ -272,3 +271,32 @@ def bottleneck_cost(
         host_slot_bytes=host_slots,
         host_activation_bytes=host_activations,
     )
+
+
+# --- idle time by its cause -----------------------------------------------------------------
+
+
+def split_idle_time(cost: Cost, prices: PipelineCostModel, schedule: Schedule) -> Cost:
+    """Split the idle time of `cost` by what would end it, found by simulating the step without.
+
+    `exposed_s` is what the step is shorter by if sums of gradients take no time, `transfer_s` what
+    it is then shorter by if nothing that is sent does, and `bubble_s` the rest.
+
+    Args:
+        cost: of a step in stages, as of `bottleneck_cost`.
+        prices: of its stages.
+    """
+    tasks = prices.tasks(schedule)
+    summed = [dataclasses.replace(stage.cost, reduction_s=0) for stage in prices.stages]
+    without_sums = simulate(tasks, summed, prices.network, RECEIVE_AHEAD).seconds
+    without_both = simulate(tasks, summed, None, RECEIVE_AHEAD).seconds
+    idle = cost.exposed_s + cost.transfer_s + cost.bubble_s
+    exposed = _within(cost.seconds - prices.step_s - without_sums, idle)
+    transfer = _within(without_sums - without_both, idle - exposed)
+    return dataclasses.replace(
+        cost, exposed_s=exposed, transfer_s=transfer, bubble_s=idle - exposed - transfer
+    )
+
+
+def _within(seconds: float, most: float) -> float:
+    return min(max(0.0, seconds), max(0.0, most))

@@ -14,13 +14,20 @@ from collections.abc import Container, Iterator
 from typing import NamedTuple
 
 from tfpar.cluster.description import Cluster
-from tfpar.cost.buckets import best_buckets
 from tfpar.cost.collectives import collective_seconds
 from tfpar.cost.cost import Cost
-from tfpar.cost.op_compute import efficiency, entries, flops, functions, rate_of, sides
+from tfpar.cost.op_compute import (
+    efficiency,
+    entries,
+    flops,
+    functions,
+    rate_of,
+    sides,
+    trips,
+    update_seconds,
+)
 from tfpar.cost.packing_gain import PackingKey, PackingSets
-from tfpar.cost.terms import Terms
-from tfpar.cost.update import update_seconds
+from tfpar.cost.terms import Terms, best_buckets
 from tfpar.ir.graph import Op, Tensor, Variable, itemsize
 from tfpar.ir.kernels import InKernel
 from tfpar.ir.roles import BACKWARD, UPDATE, Roles, When
@@ -29,15 +36,14 @@ from tfpar.ir.traits import (
     FREE,
     GIVES,
     IN_FLIGHT,
-    LOOPS,
     ON_HOST,
     READ_PART,
     TAKES,
     WHOLE_UPDATES,
     is_free,
 )
-from tfpar.propagation.communication import Communication
 from tfpar.propagation.partitioned_graph import Decision, PartitionedGraph, Reshard
+from tfpar.propagation.reshard import Communication
 from tfpar.rules.rule import OpRule
 from tfpar.spec import Mesh, Replicate, Shard, Spec, local_length, local_shape
 
@@ -408,18 +414,6 @@ class Pricer:
             host_slot_bytes=terms.host_slot_bytes,
             host_activation_bytes=terms.host_activation_bytes,
         )
-
-
-def trips(op: Op) -> int:
-    """Find how often the body of a loop runs, read off the lists that it walks; 1 for other ops."""
-    if op.type not in LOOPS:
-        return 1
-    lengths = [t.shape[0] for t in (*op.inputs, *op.outputs) if _is_list(t)]
-    return max((n for n in lengths if n), default=1)
-
-
-def _is_list(tensor: Tensor) -> bool:
-    return tensor.dtype == "variant" and bool(tensor.shape)
 
 
 @functools.lru_cache(maxsize=65536)

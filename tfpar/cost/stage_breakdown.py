@@ -14,19 +14,17 @@ import operator
 from collections.abc import Mapping, Sequence
 
 from tfpar.cluster.description import Cluster
-from tfpar.cost.buckets import best_buckets
-from tfpar.cost.microbatches import OneMicrobatch
 from tfpar.cost.pipeline_model import StageProfile
-from tfpar.cost.running_sums import adding_seconds
 from tfpar.cost.stage_memory import StageMemory
 from tfpar.cost.stage_transfers import ORDER, SliceGather, StageTransfers
-from tfpar.cost.sub_batch_pricing import without_parts
+from tfpar.cost.sub_batch_cost import OneMicrobatch
+from tfpar.cost.sub_batch_pricing import adding_seconds, without_parts
 from tfpar.cost.task_partition import TaskPartition
-from tfpar.cost.terms import Terms
+from tfpar.cost.terms import Terms, best_buckets
 from tfpar.ir.roles import BACKWARD, FORWARD, UPDATE
 from tfpar.ir.traits import is_free
 from tfpar.pipeline.tasks import Kind
-from tfpar.propagation.communication import Communication
+from tfpar.propagation.reshard import Communication
 
 _PHASE: Mapping[Kind, int] = {"F": FORWARD, "I": BACKWARD, "W": BACKWARD, "U": UPDATE}
 """Of a kind of task, the phase that its terms have."""

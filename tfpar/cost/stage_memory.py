@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from tfpar.cost.liveness import Buffer, BufferLiveness
 from tfpar.cost.memory import operands_of_collectives
-from tfpar.cost.microbatches import OneMicrobatch
+from tfpar.cost.op_compute import temporaries
 from tfpar.cost.pricer import VariableBytes
 from tfpar.cost.stage_transfers import ORDER, StageTransfers
-from tfpar.cost.update import temporaries
+from tfpar.cost.sub_batch_cost import OneMicrobatch
 from tfpar.ir.graph import Op, Tensor
 from tfpar.ir.roles import FORWARD, UPDATE
 from tfpar.ir.traits import WHOLE_UPDATES

@@ -7,9 +7,13 @@ from typing import NamedTuple
 
 from tfpar.cluster.description import Cluster
 from tfpar.cost.pricer import Pricer
+from tfpar.ir.graph import Op
 from tfpar.ir.roles import Roles
-from tfpar.propagation.communication import Communication
-from tfpar.propagation.partitioned_graph import PartitionedGraph
+from tfpar.ir.traits import SOURCES
+from tfpar.pipeline.statistics import EXACT, BatchStatistics
+from tfpar.pipeline.step_graph import Runs
+from tfpar.propagation.partitioned_graph import Decision, PartitionedGraph
+from tfpar.propagation.reshard import Communication
 from tfpar.spec import Mesh, Replicate, Spec
 
 
@@ -76,3 +80,94 @@ def without_parts(communication: Communication, mesh: Mesh) -> SubBatchCollectiv
     axes = tuple(axis for axis in communication.axes if axis != part)
     each = not isinstance(communication.step.after[part], Replicate)
     return SubBatchCollective(communication, axes, each) if axes else None
+
+
+# --- runs of ops in microbatches ------------------------------------------------------------
+# Read off the specs of a step whose last mesh axis are microbatches.
+
+
+def count_runs(laid: PartitionedGraph, roles: Roles, statistics: BatchStatistics = EXACT) -> Runs:
+    """Find what runs once for each microbatch, and which of it needs all of them.
+
+    One microbatch is the whole batch: it waits for no others.
+
+    Args:
+        laid: the step on a mesh with the axis of the microbatches behind its own.
+        statistics: those that each microbatch has of its own.
+    """
+    if laid.mesh.shape[-1] == 1:
+        return Runs.without_joins(laid.graph, roles)
+    return _runs(laid, statistics)
+
+
+def _runs(laid: PartitionedGraph, statistics: BatchStatistics = EXACT) -> Runs:
+    each = {
+        op
+        for op, decision in laid.decisions.items()
+        if runs_in_parts(decision) and op.type not in SOURCES
+    }
+    each |= statistics.each
+    met = set()
+    for op, decision in laid.decisions.items():
+        for position, tensor in enumerate(op.inputs):
+            maker = laid.decisions.get(tensor.op)
+            if maker is not None and tensor.op not in statistics.sums:
+                made = maker.strategy.out_specs[tensor.index][-1]
+                if not isinstance(made, Replicate) and (
+                    decision.strategy.in_specs[position][-1] != made
+                ):
+                    met.add((op, position))
+        if decision.expansion is not None and op not in statistics.sums:
+            met |= {(op, position) for position in _met_within(decision.expansion)}
+    return Runs(frozenset(each), frozenset(met))
+
+
+def _met_within(expansion: PartitionedGraph) -> set[int]:
+    """The inputs of which an op needs all microbatches while it runs for each: its decomposition
+    adds up what is made of them, and goes on with that."""
+    runs = _runs(expansion)
+    read: dict[Op, set[int]] = {t.op: {i} for i, t in enumerate(expansion.graph.inputs)}
+    awaited: dict[Op, set[int]] = {}
+    found: set[int] = set()
+    for op in expansion.graph.ops:
+        own, others = read.setdefault(op, set()), awaited.setdefault(op, set())
+        for position, tensor in enumerate(op.inputs):
+            (others if (op, position) in runs.met else own).update(read[tensor.op])
+            others |= awaited[tensor.op]
+        if op in runs.each:
+            found |= others
+    return found
+
+
+def runs_in_parts(decision: Decision) -> bool:
+    """Whether an op that runs so does once for each part of the batch."""
+    specs = (*decision.strategy.in_specs, *decision.strategy.out_specs)
+    return any(not isinstance(spec[-1], Replicate) for spec in specs)
+
+
+# --- sums over microbatches -----------------------------------------------------------------
+# Each adds its part to the sum so far, in the task that makes it (`compile.local.task_body`), which
+# reads both and writes a sum.
+
+_SUMMED = ("all_reduce", "reduce_scatter")
+_PASSES = 3
+
+
+def adding_seconds(
+    communication: Communication, pricer: Pricer, statistics: BatchStatistics
+) -> float:
+    """Price the adding of one microbatch's part to the sum that a collective over all of them
+    makes; 0 of other collectives.
+
+    Args:
+        pricer: of the mesh with the axis of the microbatches behind those of ranks.
+        statistics: of the batch, those that each microbatch has of its own.
+    """
+    step, _, op, tensor = communication
+    micro, device = pricer.mesh.num_axes - 1, pricer.cluster.device
+    if tensor is None or step.kind not in _SUMMED or micro not in step.axes:
+        return 0.0
+    if not isinstance(step.after[micro], Replicate) or op in statistics.sums:
+        return 0.0
+    moved = _PASSES * pricer.local_bytes(tensor, step.before) / pricer.alike(step.before)
+    return pricer.roles.times.get(op, 1) * (device.launch_s + moved / device.memory_bandwidth)

@@ -9,12 +9,11 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tfpar.cost.liveness import Buffer, Buffers
-from tfpar.cost.run_counts import count_runs
+from tfpar.cost.sub_batch_pricing import count_runs
 from tfpar.ir.graph import Op, Tensor, Variable
 from tfpar.ir.roles import BACKWARD, FORWARD, Roles
-from tfpar.pipeline.backward_halves import find_weight_half
 from tfpar.pipeline.statistics import EXACT, BatchStatistics
-from tfpar.pipeline.step_graph import Crossing, Runs, crossings, waits_of
+from tfpar.pipeline.step_graph import Crossing, Runs, crossings, find_weight_half, waits_of
 from tfpar.pipeline.tasks import Kind
 from tfpar.propagation.partitioned_graph import PartitionedGraph
 

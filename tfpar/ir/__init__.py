@@ -30,13 +30,12 @@ if TYPE_CHECKING:
     from tfpar.ir.builder import GraphBuilder
     from tfpar.ir.constants import Constants
     from tfpar.ir.graph_nodes import GraphNode, NodeGraph
-    from tfpar.ir.model_layers import ModelLayer
     from tfpar.ir.order import sort_topologically
     from tfpar.ir.passes.block_sums import BLOCK_SUM
     from tfpar.ir.passes.recompute import is_recomputed
     from tfpar.ir.roles import BACKWARD, FORWARD, PHASES, UPDATE, Roles, When
     from tfpar.ir.shared_subgraphs import RepeatedBlock
-    from tfpar.ir.step import StepGraph
+    from tfpar.ir.step import ModelLayer, StepGraph
     from tfpar.ir.text import format_graph, format_step, parse_graph, parse_step
 
 __all__ = [
@@ -86,13 +85,12 @@ __getattr__ = lazy_exports(
         "tfpar.ir.builder": ["GraphBuilder"],
         "tfpar.ir.constants": ["Constants"],
         "tfpar.ir.graph_nodes": ["GraphNode", "NodeGraph"],
-        "tfpar.ir.model_layers": ["ModelLayer"],
+        "tfpar.ir.step": ["ModelLayer", "StepGraph"],
         "tfpar.ir.order": ["sort_topologically"],
         "tfpar.ir.passes.block_sums": ["BLOCK_SUM"],
         "tfpar.ir.passes.recompute": ["is_recomputed"],
         "tfpar.ir.roles": ["BACKWARD", "FORWARD", "PHASES", "Roles", "UPDATE", "When"],
         "tfpar.ir.shared_subgraphs": ["RepeatedBlock"],
-        "tfpar.ir.step": ["StepGraph"],
         "tfpar.ir.text": ["format_graph", "format_step", "parse_graph", "parse_step"],
     },
 )

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from tfpar.ir.graph import Graph, Op, Tensor, function_refs
+from tfpar.ir.graph import Graph, Op, Tensor, Variable, function_refs
 from tfpar.ir.passes.trim import is_auxiliary
 from tfpar.ir.traits import (
     LOOPS,
+    REGIONS,
     SIZES,
     SOURCES,
     TRACELESS,
@@ -137,6 +138,44 @@ def live_ops(graph: Graph) -> set[Op]:
         op = stack.pop()
         if op not in live:
             live.add(op)
-            stack += [t.op for t in op.inputs]
-            stack += op.control
+            stack += op.predecessors
     return live
+
+
+# --- lasting effects ------------------------------------------------------------------------
+
+
+def find_lasting_effect(graph: Graph) -> Op | None:
+    """Find the first op with an effect other than on a variable, in whatever body; None if none
+    has.
+
+    Draws are none: their state is a kernel's own, and a program that is linked anew begins anew.
+    """
+    return next(_lasting(graph.ops, graph), None)
+
+
+def _lasting(ops: Iterable[Op], graph: Graph) -> Iterator[Op]:
+    for op in ops:
+        if op.type in REGIONS:
+            for name in function_refs(*op.attrs.values()):
+                if name in graph.functions:
+                    yield from _lasting(graph.functions[name].ops, graph)
+        elif op.stateful and op.type not in TRACELESS:
+            if all(tensor.dtype != "resource" for tensor in op.inputs):
+                yield op
+
+
+# --- updates that wait for no data ----------------------------------------------------------
+
+
+def find_updates_without(graph: Graph, data: Iterable[Tensor]) -> list[Variable]:
+    """Find the variables that some op may write to before any of `data` is there: counters,
+    seeds."""
+    variables, waiting = graph.variable_of(), {tensor.op for tensor in data}
+    found: dict[Variable, None] = {}
+    for op in graph.ops:
+        if op in waiting or not waiting.isdisjoint(op.predecessors):
+            waiting.add(op)
+        elif op.type not in VARIABLE_READS:
+            found |= {variables[t]: None for t in op.inputs if t in variables}
+    return [*found]

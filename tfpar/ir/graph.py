@@ -133,6 +133,11 @@ class Op:
     def scope(self) -> str:
         return self.name.rpartition("/")[0]
 
+    @property
+    def predecessors(self) -> list[Op]:
+        """Ops that run before it: those that make its inputs, and those it waits for otherwise."""
+        return [*(t.op for t in self.inputs), *self.control]
+
     def __repr__(self) -> str:
         return f"<{self.type} {self.name}>"
 
@@ -148,7 +153,7 @@ class Variable:
         handle: the resource tensor by which the graph's ops know it.
         place: where in its model it is, where that is known; see `ir.names`.
         offloaded: of an optimizer slot: it is in the memory of the host; of a weight: its slots do
-            (see `ir.passes.offload_slots`).
+            (see `ir.passes.slots`).
     """
 
     name: str

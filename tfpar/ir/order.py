@@ -31,9 +31,7 @@ def sort_topologically(
                 stack.pop()
                 continue
             missing = [
-                b
-                for b in (*(t.op for t in op.inputs), *op.control, *also.get(op, ()))
-                if b in present and b not in done
+                b for b in (*op.predecessors, *also.get(op, ())) if b in present and b not in done
             ]
             if missing:
                 if op in begun:

@@ -1,4 +1,4 @@
-"""A step as a graph: what planning and compiling need to know of it."""
+"""A step as a graph, and what is known of the layers of its model."""
 
 from __future__ import annotations
 
@@ -45,3 +45,22 @@ class StepGraph:
         del self.graph.outputs[len(outputs) :]
         if self.graph is not before:
             before.outputs = outputs
+
+
+# --- layers ---------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelLayer:
+    """A layer, or the model itself.
+
+    Attributes:
+        path: its name in those of the layers around it, as Keras gives it: `block_0/attention`.
+        class_name: `Dense`.
+        source: the line of the user's program that makes it, `model.py:42`; empty where that is
+            not known.
+    """
+
+    path: str
+    class_name: str
+    source: str = ""

@@ -248,7 +248,7 @@ REGIONS = LOOPS | BRANCHES | CALLS
 # --- memory of hosts ------------------------------------------------------------------------------
 
 ON_HOST = "_tfpar_on_host"
-"""The attribute of an op that runs on the host of a rank (see `ir.passes.offload_slots`): whether
+"""The attribute of an op that runs on the host of a rank (see `ir.passes.slots`): whether
 it `TAKES` what it reads from the device, or `GIVES` what it makes to the device."""
 
 TAKES, GIVES = b"takes", b"gives"

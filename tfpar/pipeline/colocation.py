@@ -1,4 +1,5 @@
-"""Colocation constraints: forward ops that have to be in one stage."""
+"""Colocation: forward ops that have to be in one stage, and the stages that follow from it where
+none are assigned."""
 
 from __future__ import annotations
 
@@ -35,3 +36,41 @@ def readers_of(
         if op.type in VARIABLE_READS and op not in members:
             for tensor in op.outputs:
                 yield from (r for r in consumers.get(tensor, ()) if r in members)
+
+
+# --- stages of a step that is not assigned any ----------------------------------------------
+# That is an evaluation of a model whose training step has stages, or a function that trains
+# nothing. Nothing is balanced: weights are stored and gradients computed elsewhere. Stages whose
+# variables the step does not read have nothing to do in it.
+
+
+def infer_variable_stages(
+    graph: Graph,
+    ops: Sequence[Op],
+    owners: Mapping[str, int],
+    fixed: Mapping[Op, int] | None = None,
+) -> dict[Op, int]:
+    """Infer the latest stage of what each of `ops` comes of: of variables, and of other ops.
+
+    Args:
+        ops: those that `pipeline.step_stages.assignable` lists.
+        owners: the stages of variables, by name; of others nothing is known.
+        fixed: stages that ops are in at the earliest, as far as they are given.
+    """
+    least = {v.handle.op: owners[v.name] for v in graph.variables if v.name in owners}
+    least.update((op, max(stage, least.get(op, 0))) for op, stage in (fixed or {}).items())
+    bound: dict[Op, list[Op]] = {}
+    for one, other in together(graph, ops):
+        bound.setdefault(one, []).append(other)
+        bound.setdefault(other, []).append(one)
+    stage = dict.fromkeys(graph.ops, 0)
+    moved = True
+    while moved:  # each pass moves some op to a later stage, or is the last
+        moved = False
+        for op in graph.ops:
+            at = max([stage[op], least.get(op, 0), *(stage[t.op] for t in op.inputs)])
+            for each in (op, *bound.get(op, ())):
+                if stage[each] < at:
+                    stage[each] = at
+                    moved = True
+    return {op: stage[op] for op in ops}

@@ -129,27 +129,16 @@ def task_graph(
 def check_schedule(
     schedule: Schedule,
     stages: StageGraph | None = None,
-    *,
-    actors: int | None = None,
-    microbatches: int | None = None,
 ) -> None:
     """Check that a schedule can run.
 
     Args:
         stages: by default a chain of as many as the schedule has.
-        actors: number of actors; None: as many as the schedule has.
-        microbatches: in which the batch is cut; None: as many as the schedule has.
 
     Raises:
-        ScheduleError: other numbers than the schedule's, or tasks that wait for each other; shows
+        ScheduleError: it has another number of stages, or tasks that wait for each other; shows
             the cycle.
     """
-    for what, asked, found in (
-        ("sets of ranks", actors, schedule.num_actors),
-        ("microbatches", microbatches, schedule.num_microbatches),
-    ):
-        if asked is not None and asked != found:
-            raise ScheduleError(f"The schedule is for {found} {what}, but there are {asked}.")
     task_graph(schedule, stages)
 
 

@@ -1,10 +1,11 @@
-"""`Pipeline`: a user's request for a pipeline."""
+"""`Pipeline`: a user's request for a pipeline; and the ranks of its actors."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import itertools
+from collections.abc import Sequence
 from typing import Literal
 
 from tfpar.pipeline.generators import FAMILIES, generate, stages_of_each
@@ -185,3 +186,16 @@ _DRAWING = "anneal", "random"
 """The searches that draw at random."""
 
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Pipeline)}
+
+
+# --- ranks ----------------------------------------------------------------------------------
+
+
+def groups_of(num_actors: int, size: int, ranks: Sequence[int] = ()) -> tuple[tuple[int, ...], ...]:
+    """Return the ranks of each actor, `size` of them.
+
+    Args:
+        ranks: of the job, actor by actor; by default in their order.
+    """
+    ranks = ranks or range(num_actors * size)
+    return tuple(tuple(ranks[a * size : (a + 1) * size]) for a in range(num_actors))

@@ -170,14 +170,8 @@ def is_synchronized(sent: Iterable[Crossing]) -> bool:
 
 
 def _links(sent: list[Crossing], num_bytes: Callable[[Crossing], float]) -> Iterator[StageLink]:
-    there: dict[tuple[int, int], float] = {}
-    back: dict[tuple[int, int], float] = {}
-    for crossing in sent:
-        _, source, target, carries = crossing
-        if carries == "activations":
-            there[source, target] = there.get((source, target), 0.0) + num_bytes(crossing)
-        elif carries == "gradients":
-            back[target, source] = back.get((target, source), 0.0) + num_bytes(crossing)
+    there = _bytes_between(sent, "activations", num_bytes)
+    back = _bytes_between(sent, "gradients", num_bytes, reverse=True)
     for source, target in sorted({*there, *back}):
         forward = there.get((source, target), 0.0)
         yield StageLink(source, target, forward, back.get((source, target)))
@@ -186,16 +180,26 @@ def _links(sent: list[Crossing], num_bytes: Callable[[Crossing], float]) -> Iter
 def _ties(sent: list[Crossing], num_bytes: Callable[[Crossing], float]) -> Iterator[Tie]:
     """Yield the ties of weights that are read in several stages: values sent as the step begins,
     and sums of gradients."""
-    values: dict[tuple[int, int], float] = {}
-    sums: dict[tuple[int, int], float] = {}
-    for crossing in sent:
-        _, source, target, carries = crossing
-        if carries == "weights":
-            values[source, target] = values.get((source, target), 0.0) + num_bytes(crossing)
-        elif carries == "sum":
-            sums[target, source] = sums.get((target, source), 0.0) + num_bytes(crossing)
+    values = _bytes_between(sent, "weights", num_bytes)
+    sums = _bytes_between(sent, "sum", num_bytes, reverse=True)
     for owner, reader in sorted({*values, *sums}):
         yield Tie(owner, reader, values.get((owner, reader), 0.0), sums.get((owner, reader)))
+
+
+def _bytes_between(
+    sent: list[Crossing],
+    carries: Carries,
+    num_bytes: Callable[[Crossing], float],
+    reverse: bool = False,
+) -> dict[tuple[int, int], float]:
+    """Return the bytes of what `carries` names by (source, target), or by (target, source)."""
+    found: dict[tuple[int, int], float] = {}
+    for crossing in sent:
+        if crossing.carries == carries:
+            ends = crossing.source, crossing.target
+            key = ends[::-1] if reverse else ends
+            found[key] = found.get(key, 0.0) + num_bytes(crossing)
+    return found
 
 
 def _after_the_forward_pass(graph: Graph, roles: Roles) -> set[Op]:
@@ -276,3 +280,38 @@ def _after(place: _Place, links: tuple[StageLink, ...]) -> Iterator[_Place]:
     else:
         gives = (li for li in links if li.target == stage and li.backward_bytes is not None)
         yield from (("B", link.source) for link in gives)
+
+
+# --- halves of the backward pass ------------------------------------------------------------
+# `I`, which other stages wait for, and `W`, the rest.
+
+
+def find_weight_half(
+    graph: Graph, roles: Roles, stage: Mapping[Op, int], runs: Runs
+) -> frozenset[Op]:
+    """Find the ops of the backward pass that lead to gradients of weights alone, in their own
+    stage.
+
+    All others lead to what another stage reads of each microbatch, or to what joins. The first
+    stage sends no gradients: all of its backward pass is in this half.
+
+    Args:
+        stage: of every op.
+    """
+    consumers = graph.consumers()
+    waited: set[Op] = set()
+
+    def waits(reader: Op, tensor: Tensor) -> bool:
+        return roles.phase[reader] == BACKWARD and (
+            reader in waited
+            or reader not in runs.each
+            or stage[reader] != stage[tensor.op]
+            or any((reader, at) in runs.met for at, t in enumerate(reader.inputs) if t is tensor)
+        )
+
+    for op in reversed(graph.ops):
+        if roles.phase[op] == BACKWARD:
+            given = (t for t in op.outputs if t not in roles.deferrable)
+            if any(waits(reader, t) for t in given for reader in consumers.get(t, ())):
+                waited.add(op)
+    return frozenset(op for op in runs.each if roles.phase[op] == BACKWARD and op not in waited)

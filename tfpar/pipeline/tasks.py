@@ -17,11 +17,9 @@ U and J run follows from it (`tfpar.pipeline.graph`).
 from __future__ import annotations
 
 import re
-from typing import Literal, NamedTuple, cast, get_args
+from typing import Literal, NamedTuple, cast
 
 Kind = Literal["F", "B", "I", "W", "U", "J"]
-
-KINDS: tuple[str, ...] = get_args(Kind)
 
 SCHEDULED: tuple[Kind, ...] = ("F", "B", "I", "W")
 """Task kinds that a schedule orders."""
@@ -68,6 +66,8 @@ class Task(NamedTuple):
         return f"{_WORDS[self.kind]}{of} ({self})"
 
 
+_MOST = 6  # that a message lists
+
 _WRITTEN = re.compile(r"(\d+)([FBIWUJ])(\d*)", re.ASCII)
 
 _WORDS: dict[Kind, str] = {
@@ -80,7 +80,7 @@ _WORDS: dict[Kind, str] = {
 }
 
 
-def format_tasks(tasks: list[Task], most: int = 6) -> str:
+def format_tasks(tasks: list[Task]) -> str:
     """Tasks as a message lists them: `0F1, 0B1 and 3 more`."""
-    shown = ", ".join(map(str, tasks[:most]))
-    return shown if len(tasks) <= most else f"{shown} and {len(tasks) - most} more"
+    shown = ", ".join(map(str, tasks[:_MOST]))
+    return shown if len(tasks) <= _MOST else f"{shown} and {len(tasks) - _MOST} more"

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from tfpar.cluster.description import Cluster
 from tfpar.cost.cost import Cost
 from tfpar.ir.graph import Graph, Op, Tensor, Variable
-from tfpar.ir.passes.separate_slots import name_of_slots
+from tfpar.ir.passes.slots import name_of_slots
 from tfpar.pipeline import Pipeline
 from tfpar.pipeline.statistics import BatchStatisticsOf
 from tfpar.planning.incumbent import IncumbentCallback

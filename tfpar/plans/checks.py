@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tfpar.cluster.description import Cluster
 from tfpar.cost.cost import Cost
-from tfpar.ir.model_layers import ModelLayer
+from tfpar.ir.step import ModelLayer
 from tfpar.pipeline.statistics import BATCH_STATISTICS
 from tfpar.plans.difference import abbreviate_list
 from tfpar.plans.findings import Candidate, Findings

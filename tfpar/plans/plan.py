@@ -17,7 +17,7 @@ import tfpar
 from tfpar.cluster.description import Cluster
 from tfpar.cost.cost import Cost
 from tfpar.ir.graph import Gradient, Graph
-from tfpar.ir.model_layers import ModelLayer
+from tfpar.ir.step import ModelLayer
 from tfpar.pipeline import Pipeline
 from tfpar.pipeline.statistics import BatchStatisticsOf
 from tfpar.plans.checks import check_plan

@@ -16,10 +16,10 @@ from tfpar.ir.graph import Op
 from tfpar.ir.roles import Roles
 from tfpar.ir.step import StepGraph
 from tfpar.pipeline import Schedule
-from tfpar.pipeline.actor_ranks import groups_of
+from tfpar.pipeline.colocation import infer_variable_stages
+from tfpar.pipeline.pipeline import groups_of
 from tfpar.pipeline.stage_partition import partition_step
 from tfpar.pipeline.step_stages import assignable
-from tfpar.pipeline.variable_stages import infer_variable_stages
 from tfpar.plans.scopes import renamed_scopes, stages_by_scope, table_of
 from tfpar.spec import OtherModelError, PlanError
 from tfpar.spec.arguments import flag, integer, text

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from tfpar.ir.graph import Graph, Op, Tensor, Variable
 from tfpar.ir.traits import SPARSE_OPTIMIZERS, WHOLE_UPDATES
+from tfpar.propagation.deferral import is_product
 from tfpar.rules.rule import OpRule
 from tfpar.spec import Placement, Replicate, Shard, Spec
 
@@ -59,7 +60,7 @@ def followed_weights(graph: Graph, rules: Mapping[Op, OpRule]) -> dict[Variable,
             continue
         visited.add(op)
         rule = rules[op]
-        if not _is_contraction(rule):
+        if not is_product(rule):  # whose result is a tensor of its own
             _join_factors(op, rule, joined)
             if not rule.reduce:  # past a reduction lies the gradient's own tensor
                 stack.extend(t.op for t in op.inputs if t not in handles)
@@ -98,11 +99,6 @@ def _renumbered(spec: Spec, dims: Mapping[int | None, int | None]) -> Spec:
 
 def _updates(op: Op) -> bool:
     return op.type in WHOLE_UPDATES or op.type in SPARSE_OPTIMIZERS
-
-
-def _is_contraction(rule: OpRule) -> bool:
-    """A reduction over what several inputs share: its result is a tensor of its own."""
-    return any(sum(rule.has_factor(d, f) for d in rule.inputs) > 1 for f in rule.reduce)
 
 
 def _join_factors(op: Op, rule: OpRule, joined: _Union) -> None:

@@ -7,11 +7,11 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 
 from tfpar.ir.graph import Graph, Op, Tensor, Variable, itemsize
-from tfpar.propagation.communication import Communication
+from tfpar.ir.text import format_graph
 from tfpar.propagation.decide import OpStrategy
 from tfpar.propagation.prepared_graph import PreparedGraph
-from tfpar.propagation.reshard import ReshardStep, lower_reshard, payloads
-from tfpar.spec import Mesh, Partial, Shard, Spec
+from tfpar.propagation.reshard import Communication, ReshardStep, lower_reshard, payloads
+from tfpar.spec import Mesh, Partial, Shard, Spec, format_spec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,9 +153,7 @@ class PartitionedGraph:
         return self.prepared.graph
 
     def __str__(self) -> str:
-        """The graph as text, and how each op runs; see `propagation.text`."""
-        from tfpar.propagation.text import format_partitioned  # which reads this
-
+        """The graph as text, and how each op runs; see `format_partitioned`."""
         return format_partitioned(self)
 
     def slots_spec(self, weight: Variable) -> Spec | None:
@@ -194,3 +192,31 @@ class PartitionedGraph:
             yield from decision.communications(op)
             if op in self.shared and op.outputs:
                 yield Communication.of_shared(op, self.mesh)
+
+
+# --- text -----------------------------------------------------------------------------------
+
+
+def format_partitioned(partitioned: PartitionedGraph) -> str:
+    """Format the graph as text, which reads back as such (`tfpar.ir.text`).
+
+    Behind an op stand the specs in which it reads its inputs and makes its outputs, and what these
+    are kept as where that is something else: `// S(0),R; R,S(1) -> S(0),S(1)`.
+    """
+    notes = {op: _note(partitioned, op) for op in partitioned.graph.ops}
+    return f"// on the mesh {partitioned.mesh}\n{format_graph(partitioned.graph, notes)}"
+
+
+def _note(partitioned: PartitionedGraph, op: Op) -> str:
+    kept = [partitioned.specs[t] for t in op.outputs if t in partitioned.specs]
+    decision = partitioned.decisions.get(op)
+    if decision is None:  # an input or a variable
+        return _listed(kept)
+    strategy = decision.strategy
+    made = list(strategy.out_specs)
+    text = f"{_listed(strategy.in_specs)} -> {_listed(made)}" if op.inputs else _listed(made)
+    return text if kept == made else f"{text}, kept as {_listed(kept)}"
+
+
+def _listed(specs: list[Spec] | tuple[Spec, ...]) -> str:
+    return "; ".join(map(format_spec, specs)) or "nothing"

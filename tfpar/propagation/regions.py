@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from tfpar.ir.graph import FunctionRef, Op, Tensor
-from tfpar.ir.passes.hoist_reads import is_unchanged
+from tfpar.ir.passes.region_variables import is_unchanged
 from tfpar.ir.traits import CALLS, HANDED_ON, LOOPS, REFERENCES, origin
 from tfpar.propagation.decide import ImmovableInputError, OpStrategy
 from tfpar.propagation.factors import WHOLE

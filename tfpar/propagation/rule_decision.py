@@ -8,14 +8,14 @@ from collections.abc import Collection, Sequence
 from tfpar.ir.graph import Op, Variable
 from tfpar.propagation.consumer_spec import nearest, preferred_shard
 from tfpar.propagation.decide import FREE, OperandState, OpStrategy, choose_strategy, input_specs
-from tfpar.propagation.expansions import expand_decision
 from tfpar.propagation.factors import CARRY, REPLICATE, Split, shard_of, size_after, spec_of
 from tfpar.propagation.memo_trie import memoize_strategy
-from tfpar.propagation.partitioned_graph import Decision
-from tfpar.propagation.state import PropagationState
+from tfpar.propagation.partitioned_graph import Anchors, Decision
+from tfpar.propagation.prepared_graph import PreparedGraph, prepare
+from tfpar.propagation.state import PropagationState, Within
 from tfpar.propagation.view import View
 from tfpar.rules.rule import PLAIN, OpRule
-from tfpar.spec import Replicate, Shard
+from tfpar.spec import Mesh, Partial, Replicate, Shard
 
 
 def decide_by_rule(state: PropagationState, op: Op) -> Decision:
@@ -188,3 +188,57 @@ def _wanted(view: View, op: Op, axis: int) -> Shard | None:
     if any(spec is not FREE and not isinstance(spec[axis], Replicate) for spec in specs):
         return None
     return nearest(view, op.outputs[0], axis)
+
+
+# --- decompositions -------------------------------------------------------------------------
+# Softmax cross entropy over split classes, batch normalisation over a split batch: the op itself
+# could not run so (`OpRule.expand`).
+
+
+def expand_decision(
+    op: Op,
+    strategy: OpStrategy,
+    prepared: PreparedGraph,
+    mesh: Mesh,
+    within: Within,
+    confined: bool = False,
+) -> Decision:
+    """Return `strategy` as a decision: of the op's decomposition if it splits what asks for that.
+
+    Args:
+        prepared: the graph of `op`.
+        within: propagates the decomposition; see `state.Within`.
+        confined: nothing may cross ranks in it.
+    """
+    rule = prepared.rules[op]
+    for factor in rule.expand:
+        axes = tuple(a for a, s in enumerate(strategy.splits) if s[0] == factor)
+        parts = mesh.group_size(axes)
+        if parts > 1:
+            key = (rule, strategy, mesh, confined)
+            known = prepared.caches.expansions
+            if key not in known:
+                partial = [
+                    spec if any(isinstance(p, Partial) for p in spec) else None
+                    for spec in strategy.out_specs
+                ]
+                # What the op would leave Partial its decomposition leaves so too: who reads it
+                # says where it is reduced.
+                graph = _decomposition(op, prepared, factor, parts, any(partial))
+                anchors = Anchors(inputs=strategy.in_specs, outputs=partial)
+                inner = within(graph, mesh, anchors, confined=confined)
+                made = dataclasses.replace(strategy, out_specs=tuple(inner.output_specs))
+                known[key] = Decision(made, expansion=inner)
+            return known[key]
+    return Decision(strategy)
+
+
+def _decomposition(
+    op: Op, prepared: PreparedGraph, factor: int, parts: int, leaves_partial: bool
+) -> PreparedGraph:
+    rule = prepared.rules[op]
+    key = (rule, factor, parts, leaves_partial)
+    known = prepared.caches.decompositions
+    if key not in known:
+        known[key] = prepare(rule.expand[factor](op, parts), reduces=not leaves_partial)
+    return known[key]

@@ -6,6 +6,8 @@ by a decomposition with halo exchange (see `halo`). In groups, channels stay who
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Op, Tensor
 from tfpar.rules.halo import HaloFields, halo_fields
@@ -34,33 +36,55 @@ def _windows(op: Op, image: Tensor, kernel: Tensor, result: Tensor) -> Windows:
     return windows_of(op, image, result, kernel.shape[:-2], op.attrs["strides"])
 
 
+class _Direction(NamedTuple):
+    """A convolution or one of its gradients: what it makes of what.
+
+    Attributes:
+        notation: in terms of the image `{x}`, the filter `{k}` and the result `{y}`.
+        image, kernel, result: the positions of these among the op's inputs; None: its output.
+        shape_operands: as of `make_rule`.
+    """
+
+    notation: str
+    image: int | None
+    kernel: int | None
+    result: int | None
+    shape_operands: dict[int, int]
+
+    def tensors(self, op: Op) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the image, the filter and the result."""
+        x, k, y = (
+            op.outputs[0] if position is None else op.inputs[position]
+            for position in (self.image, self.kernel, self.result)
+        )
+        return x, k, y
+
+    @property
+    def linear(self) -> tuple[tuple[int, ...], ...]:
+        """Whose inputs it is linear in: those that are no shapes."""
+        return tuple((i,) for i in (self.image, self.kernel, self.result) if i is not None)
+
+
+_FORWARD = _Direction("{x}, {k} -> {y}", 0, 1, None, {})
+_TO_IMAGE = _Direction("., {k}, {y} -> {x}", None, 1, 2, {0: 0})
+_TO_FILTER = _Direction("{x}, ., {y} -> {k}", 0, None, 2, {1: 0})
+
+
 def _spatial_fields(
-    op: Op,
-    notation: str,
-    windows: Windows,
-    shape_operands: dict[int, int],
-    reduced: str | None,
+    op: Op, direction: _Direction, windows: Windows, reduced: str | None
 ) -> HaloFields:
     """The arguments of `make_rule` for the spatial dims, and what is summed over."""
-    fields = halo_fields(op, notation, windows, shape_operands)
+    fields = halo_fields(op, direction.notation, windows, direction.shape_operands)
     sums = [reduced] if reduced else []
-    if reduced == "b":  # the gradient of the filter lacks the spatial dims too
+    if direction is _TO_FILTER:  # which lacks the spatial dims too
         sums += [w.factor for w in windows.splits]
     fields["reduce"] = dict.fromkeys(sums, "sum")
     return fields
 
 
-def _convolution(
-    op: Op,
-    image: Tensor,
-    kernel: Tensor,
-    result: Tensor,
-    notation: str,
-    reduced: str,
-    shape_operands: dict[int, int],
-    linear: tuple[tuple[int, ...], ...],
-) -> OpRule | None:
-    """`notation` in terms of `{x}`, `{k}` and `{y}`, with factors b, i, o and the spatial ones."""
+def _convolution(op: Op, direction: _Direction, reduced: str) -> OpRule | None:
+    """With factors b, i, o and the spatial ones."""
+    image, kernel, result = direction.tensors(op)
     rank = len(image.shape)
     if image_dims(op, rank) is None or op.attrs.get("batch_dims", 1) != 1:
         return None
@@ -69,128 +93,66 @@ def _convolution(
     inner, outer = windows.tokens(in_image=True), windows.tokens(in_image=False)
     return make_rule(
         op,
-        notation.format(
+        direction.notation.format(
             x=image_dims(op, rank, "b", ins, inner),
             k=_filter_dims(rank, ins, outs),
             y=image_dims(op, rank, "b", outs, outer),
         ),
-        **_spatial_fields(op, notation, windows, shape_operands, reduced),
-        linear=linear,
+        **_spatial_fields(op, direction, windows, reduced),
+        linear=direction.linear,
     )
 
 
 @rule("Conv", "Conv2D", "Conv3D")
 def _forward(op: Op, constants: Constants) -> OpRule | None:
-    return _convolution(
-        op,
-        op.inputs[0],
-        op.inputs[1],
-        op.outputs[0],
-        "{x}, {k} -> {y}",
-        "i",
-        {},
-        linear=((0,), (1,)),
-    )
+    return _convolution(op, _FORWARD, "i")
 
 
 @rule("Conv2DBackpropInput", "Conv3DBackpropInputV2")
 def _backprop_input(op: Op, constants: Constants) -> OpRule | None:
-    return _convolution(
-        op,
-        op.outputs[0],
-        op.inputs[1],
-        op.inputs[2],
-        "., {k}, {y} -> {x}",
-        "o",
-        {0: 0},
-        linear=((1,), (2,)),
-    )
+    return _convolution(op, _TO_IMAGE, "o")
 
 
 @rule("Conv2DBackpropFilter", "Conv3DBackpropFilterV2")
 def _backprop_filter(op: Op, constants: Constants) -> OpRule | None:
-    return _convolution(
-        op,
-        op.inputs[0],
-        op.outputs[0],
-        op.inputs[2],
-        "{x}, ., {y} -> {k}",
-        "b",
-        {1: 0},
-        linear=((0,), (2,)),
-    )
+    return _convolution(op, _TO_FILTER, "b")
 
 
-def _depthwise(
-    op: Op,
-    image: Tensor,
-    kernel: Tensor,
-    result: Tensor,
-    notation: str,
-    reduced: str | None,
-    shape_operands: dict[int, int],
-    linear: tuple[tuple[int, ...], ...],
-) -> OpRule | None:
+def _depthwise(op: Op, direction: _Direction, reduced: str | None) -> OpRule | None:
     """Output channel c * m + j is made of input channel c alone: dims `(c m)`."""
+    image, kernel, result = direction.tensors(op)
     if image_dims(op, 4) is None:
         return None
     windows = _windows(op, image, kernel, result)
     inner, outer = windows.tokens(in_image=True), windows.tokens(in_image=False)
-    spatial = _spatial_fields(op, notation, windows, shape_operands, reduced)
+    spatial = _spatial_fields(op, direction, windows, reduced)
     channels, multiplier = kernel.shape[2:]
     spatial["sizes"] |= {"c": channels, "m": multiplier}
     return make_rule(
         op,
-        notation.format(
+        direction.notation.format(
             x=image_dims(op, 4, "b", "c", inner),
             k=". . c m",
             y=image_dims(op, 4, "b", "(c m)", outer),
         ),
         **spatial,
-        linear=linear,
+        linear=direction.linear,
     )
 
 
 @rule("DepthwiseConv2dNative")
 def _depthwise_forward(op: Op, constants: Constants) -> OpRule | None:
-    return _depthwise(
-        op,
-        op.inputs[0],
-        op.inputs[1],
-        op.outputs[0],
-        "{x}, {k} -> {y}",
-        None,
-        {},
-        linear=((0,), (1,)),
-    )
+    return _depthwise(op, _FORWARD, None)
 
 
 @rule("DepthwiseConv2dNativeBackpropInput")
 def _depthwise_backprop_input(op: Op, constants: Constants) -> OpRule | None:
-    return _depthwise(
-        op,
-        op.outputs[0],
-        op.inputs[1],
-        op.inputs[2],
-        "., {k}, {y} -> {x}",
-        "m",
-        {0: 0},
-        linear=((1,), (2,)),
-    )
+    return _depthwise(op, _TO_IMAGE, "m")
 
 
 @rule("DepthwiseConv2dNativeBackpropFilter")
 def _depthwise_backprop_filter(op: Op, constants: Constants) -> OpRule | None:
-    return _depthwise(
-        op,
-        op.inputs[0],
-        op.outputs[0],
-        op.inputs[2],
-        "{x}, ., {y} -> {k}",
-        "b",
-        {1: 0},
-        linear=((0,), (2,)),
-    )
+    return _depthwise(op, _TO_FILTER, "b")
 
 
 @rule("Dilation2D")

@@ -17,22 +17,17 @@ def _batch(rank: int, batch: int) -> str:
     return " ".join([*(f"b{d}" for d in range(batch)), *["."] * (rank - batch)])
 
 
-@rule("MatrixDiag", "MatrixDiagV2", "MatrixDiagV3")
+_DIAG_PARTS = ("MatrixDiagPart", "MatrixDiagPartV2", "MatrixDiagPartV3")
+
+
+@rule("MatrixDiag", "MatrixDiagV2", "MatrixDiagV3", *_DIAG_PARTS)
 def _matrix_diag(op: Op, constants: Constants) -> OpRule:
     x, y = op.inputs[0], op.outputs[0]
-    batch = len(y.shape) - 2
-    # The padding value joins in, so Partials pass where there is none.
-    linear = ((0, 4),) if len(op.inputs) > 4 else ((0,),)
-    return make_rule(
-        op, f"{_batch(len(x.shape), batch)} -> {_batch(len(y.shape), batch)}", linear=linear
-    )
-
-
-@rule("MatrixDiagPart", "MatrixDiagPartV2", "MatrixDiagPartV3")
-def _matrix_diag_part(op: Op, constants: Constants) -> OpRule:
-    x, y = op.inputs[0], op.outputs[0]
-    batch = len(x.shape) - 2
-    linear = ((0, 2),) if len(op.inputs) > 2 else ((0,),)
+    is_part = op.type in _DIAG_PARTS
+    batch = len((x if is_part else y).shape) - 2
+    # The padding value, which is last, joins in: so Partials pass where there is none.
+    padding = 2 if is_part else 4
+    linear = ((0, padding),) if len(op.inputs) > padding else ((0,),)
     return make_rule(
         op, f"{_batch(len(x.shape), batch)} -> {_batch(len(y.shape), batch)}", linear=linear
     )

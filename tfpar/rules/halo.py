@@ -22,6 +22,7 @@ from typing import Any, TypedDict
 from tfpar.ir.builder import GraphBuilder, neutral
 from tfpar.ir.graph import Graph, Op, Tensor
 from tfpar.rules.local import LocalOp
+from tfpar.rules.pseudo import begin_decomposition
 from tfpar.rules.rule import Expansion, Lowering
 from tfpar.rules.windows import PADDINGS, SlidingWindow, Windows
 
@@ -109,8 +110,7 @@ def _expand(
     reduction: str,
 ) -> Graph:
     """`op` on blocks along the dim of `window`, with their halos."""
-    build = GraphBuilder(name=op.type.lower())
-    inputs = [build.placeholder(t, f"in{i}") for i, t in enumerate(op.inputs)]
+    build, inputs = begin_decomposition(op)
     blocks = _Blocks(build, window, parts)
     fill = neutral(reduction, op.outputs[0].dtype)
     of_inputs, of_output = roles

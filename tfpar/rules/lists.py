@@ -8,6 +8,7 @@ shapes that ops are given are those of the rank.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -56,18 +57,18 @@ def _element(tensor: Tensor) -> tuple[int, ...]:
     return shape
 
 
-def _shape_lowering(operand: int, lists: str, position: int = 0) -> Lowering:
+def _shape_lowering(operand: int, lists: str) -> Lowering:
     """Lowering that gives input `operand` the local shape of an element.
 
-    The element is that of the list at `position` of the op's `lists`, "inputs" or "outputs".
+    The element is that of the first list of the op's `lists`, "inputs" or "outputs".
     """
 
     def lower(local: LocalOp) -> Sequence[Tensor]:
         given = local.op.inputs[operand]
         if lists == "inputs":
-            shape = _element(local.inputs[position])
+            shape = _element(local.inputs[0])
         else:
-            shape = local.local_output_shape(position)[1:]
+            shape = local.local_output_shape(0)[1:]
         inputs = list(local.inputs)
         # A scalar says that the shape is unknown, which holds anywhere; lists are scalars.
         if given.shape and local.op.attrs["element_dtype"] != "variant":
@@ -83,58 +84,45 @@ def _new(op: Op, constants: Constants) -> OpRule:
     return replicate_rule(op)
 
 
-@rule("TensorListFromTensor")
-def _from_tensor(op: Op, constants: Constants) -> OpRule | None:
-    return _rule(
-        op,
-        ". E, ... -> . E",
-        _element(op.outputs[0]),
-        linear=((0,),),
-        lower=_shape_lowering(1, "outputs"),
-    )
+class _Plain(NamedTuple):
+    """Op on a list whose rule follows from the dims of an element alone.
+
+    Attributes:
+        notation: of `_rule`.
+        lists: "inputs" or "outputs": the first of these is a list of such elements.
+        linear: as of `make_rule`.
+        shape: the position of the operand that is the shape of an element; None: there is none.
+    """
+
+    notation: str
+    lists: str
+    linear: tuple[tuple[int, ...], ...] = ((0,),)
+    shape: int | None = None
 
 
-@rule("TensorListStack")
-def _stack(op: Op, constants: Constants) -> OpRule | None:
-    return _rule(
-        op,
-        ". E, ... -> . E",
-        _element(op.inputs[0]),
-        linear=((0,),),
-        lower=_shape_lowering(1, "inputs"),
-    )
+_PLAIN = {
+    "TensorListFromTensor": _Plain(". E, ... -> . E", "outputs", shape=1),
+    "TensorListStack": _Plain(". E, ... -> . E", "inputs", shape=1),
+    "TensorListGetItem": _Plain(". E, , ... -> E", "inputs", shape=2),
+    "TensorListSetItem": _Plain(". E, , E -> . E", "inputs", ((0, 2),)),
+    "TensorListPushBack": _Plain(". E, E -> . E", "inputs", ((0, 1),)),
+    "TensorListPopBack": _Plain(". E, ... -> . E, E", "inputs", shape=1),
+    "TensorListSplit": _Plain("W, ..., . -> . W", "outputs", shape=1),
+    "TensorListGather": _Plain(". E, ., ... -> . E", "inputs", shape=2),
+    "TensorListScatter": _Plain(". E, ., ... -> . E", "outputs", shape=2),
+    "TensorListScatterV2": _Plain(". E, ., ...,  -> . E", "outputs", shape=2),
+    "TensorListScatterIntoExistingList": _Plain(". E, . E, . -> . E", "inputs", ((0, 1),)),
+    "TensorListResize": _Plain(". E,  -> . E", "inputs"),
+    "TensorListConcatLists": _Plain(". E, . E -> . E", "inputs", ((0, 1),)),
+}
 
 
-@rule("TensorListGetItem")
-def _get_item(op: Op, constants: Constants) -> OpRule | None:
-    return _rule(
-        op,
-        ". E, , ... -> E",
-        _element(op.inputs[0]),
-        linear=((0,),),
-        lower=_shape_lowering(2, "inputs"),
-    )
-
-
-@rule("TensorListSetItem")
-def _set_item(op: Op, constants: Constants) -> OpRule | None:
-    return _rule(op, ". E, , E -> . E", _element(op.inputs[0]), linear=((0, 2),))
-
-
-@rule("TensorListPushBack")
-def _push_back(op: Op, constants: Constants) -> OpRule | None:
-    return _rule(op, ". E, E -> . E", _element(op.inputs[0]), linear=((0, 1),))
-
-
-@rule("TensorListPopBack")
-def _pop_back(op: Op, constants: Constants) -> OpRule | None:
-    return _rule(
-        op,
-        ". E, ... -> . E, E",
-        _element(op.inputs[0]),
-        linear=((0,),),
-        lower=_shape_lowering(1, "inputs"),
-    )
+@rule(*_PLAIN)
+def _plain(op: Op, constants: Constants) -> OpRule | None:
+    notation, lists, linear, shape = _PLAIN[op.type]
+    element = _element((op.inputs if lists == "inputs" else op.outputs)[0])
+    lower = None if shape is None else _shape_lowering(shape, lists)
+    return _rule(op, notation, element, linear=linear, lower=lower)
 
 
 @rule("TensorListLength", "OptionalHasValue")
@@ -162,55 +150,6 @@ def _concat(op: Op, constants: Constants) -> OpRule | None:
         reduce=_about(element),
         lower=_shape_lowering(1, "inputs"),
     )
-
-
-@rule("TensorListSplit")
-def _split(op: Op, constants: Constants) -> OpRule | None:
-    return _rule(
-        op,
-        "W, ..., . -> . W",
-        _element(op.outputs[0]),
-        linear=((0,),),
-        lower=_shape_lowering(1, "outputs"),
-    )
-
-
-@rule("TensorListGather")
-def _gather(op: Op, constants: Constants) -> OpRule | None:
-    return _rule(
-        op,
-        ". E, ., ... -> . E",
-        _element(op.inputs[0]),
-        linear=((0,),),
-        lower=_shape_lowering(2, "inputs"),
-    )
-
-
-@rule("TensorListScatter", "TensorListScatterV2")
-def _scatter(op: Op, constants: Constants) -> OpRule | None:
-    more = ", " if op.type == "TensorListScatterV2" else ""
-    return _rule(
-        op,
-        f". E, ., ...{more} -> . E",
-        _element(op.outputs[0]),
-        linear=((0,),),
-        lower=_shape_lowering(2, "outputs"),
-    )
-
-
-@rule("TensorListScatterIntoExistingList")
-def _scatter_into(op: Op, constants: Constants) -> OpRule | None:
-    return _rule(op, ". E, . E, . -> . E", _element(op.inputs[0]), linear=((0, 1),))
-
-
-@rule("TensorListResize")
-def _resize(op: Op, constants: Constants) -> OpRule | None:
-    return _rule(op, ". E,  -> . E", _element(op.inputs[0]), linear=((0,),))
-
-
-@rule("TensorListConcatLists")
-def _concat_lists(op: Op, constants: Constants) -> OpRule | None:
-    return _rule(op, ". E, . E -> . E", _element(op.inputs[0]), linear=((0, 1),))
 
 
 @rule("OptionalFromValue")

@@ -14,6 +14,7 @@ import numpy as np
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Graph, Op, Tensor
+from tfpar.rules.pseudo import begin_decomposition
 from tfpar.rules.registry import rule
 from tfpar.rules.rule import SAME, OpRule, make_rule
 from tfpar.rules.windows import image_dims, spatial_factors
@@ -90,8 +91,7 @@ class _Statistics:
 
 
 def _expand_forward(op: Op, parts: int) -> Graph:
-    build = GraphBuilder(name="batch_norm")
-    inputs = [build.placeholder(t, f"in{i}") for i, t in enumerate(op.inputs)]
+    build, inputs = begin_decomposition(op, "batch_norm")
     image, scale, offset, old_mean, old_variance = inputs
     wide = op.outputs[1].dtype
     s = _Statistics(op, build, image, wide)
@@ -149,8 +149,7 @@ def _reserved(op: Op, build: GraphBuilder, s: _Statistics) -> Tensor:
 
 def _expand_backward(op: Op, parts: int) -> Graph:
     """From the image alone, whatever the forward kernel has reserved."""
-    build = GraphBuilder(name="batch_norm_grad")
-    inputs = [build.placeholder(t, f"in{i}") for i, t in enumerate(op.inputs)]
+    build, inputs = begin_decomposition(op, "batch_norm_grad")
     dy, image, scale = inputs[:3]
     wide = op.outputs[1].dtype
     s = _Statistics(op, build, image, wide)

@@ -19,6 +19,16 @@ from tfpar.rules.rule import SAME, OpRule, make_rule
 from tfpar.spec import local_indices
 
 
+def begin_decomposition(op: Op, name: str = "") -> tuple[GraphBuilder, list[Tensor]]:
+    """Return a builder of the graph that stands for `op`, and a placeholder for each input.
+
+    Args:
+        name: of the graph's ops; by default the op's type.
+    """
+    build = GraphBuilder(name=name or op.type.lower())
+    return build, [build.placeholder(t, f"in{i}") for i, t in enumerate(op.inputs)]
+
+
 def blocks(build: GraphBuilder, x: Tensor, parts: int, fill: Any) -> tuple[Tensor, Tensor, Tensor]:
     """View the last dim of `x` as `parts` blocks, each where a shard is already.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Op
-from tfpar.rules.rule import OpRule, replicate_rule
+from tfpar.rules.rule import OpRule
 from tfpar.spec import ArgumentError
 from tfpar.spec.arguments import argument_error, flag, text
 
@@ -100,7 +100,3 @@ def find_rule(op: Op, constants: Constants) -> OpRule | None:
     if not all(known):
         return None
     return function(op, constants)
-
-
-def rule_or_replicate(op: Op, constants: Constants) -> OpRule:
-    return find_rule(op, constants) or replicate_rule(op)

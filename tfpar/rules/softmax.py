@@ -12,7 +12,7 @@ from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Graph, Op, Tensor
 from tfpar.rules.local import LocalOp
-from tfpar.rules.pseudo import blocks, less_label, take_last, whole
+from tfpar.rules.pseudo import begin_decomposition, blocks, less_label, take_last, whole
 from tfpar.rules.registry import rule
 from tfpar.rules.rule import OpRule, make_rule
 
@@ -66,13 +66,8 @@ class _Normalized:
         return self.build.cast(x, self.dtype)
 
 
-def _start(op: Op) -> tuple[GraphBuilder, list[Tensor]]:
-    build = GraphBuilder(name=op.type.lower())
-    return build, [build.placeholder(t, f"in{i}") for i, t in enumerate(op.inputs)]
-
-
 def _expand_softmax(op: Op, parts: int) -> Graph:
-    build, (logits,) = _start(op)
+    build, (logits,) = begin_decomposition(op)
     n = _Normalized(build, logits)
     if op.type == "LogSoftmax":
         out = build.binary("Sub", n.shifted, build.unary("Log", n.sum))
@@ -83,7 +78,7 @@ def _expand_softmax(op: Op, parts: int) -> Graph:
 
 
 def _expand_cross_entropy(op: Op, parts: int) -> Graph:
-    build, (logits, labels) = _start(op)
+    build, (logits, labels) = begin_decomposition(op)
     n = _Normalized(build, logits)
     labels = build.cast(labels, n.sum.dtype)
     surprise = build.binary("Sub", build.unary("Log", n.sum), n.shifted)
@@ -99,7 +94,7 @@ def _expand_sparse_cross_entropy(op: Op, parts: int) -> Graph:
 
     As the GPU kernel, a label that is no class makes its row NaN.
     """
-    build, (logits, labels) = _start(op)
+    build, (logits, labels) = begin_decomposition(op)
     wide = logits.dtype if logits.dtype in ("float32", "float64") else "float32"
     rows, classes = logits.shape
     lowest = build.const(np.finfo(wide).min, wide)

@@ -9,15 +9,9 @@ from __future__ import annotations
 from tfpar.ir.builder import GraphBuilder, neutral
 from tfpar.ir.constants import Constants
 from tfpar.ir.graph import DType, Graph, Op, Tensor, is_floating
-from tfpar.rules.pseudo import blocks, label_mask, take_last, whole
+from tfpar.rules.pseudo import begin_decomposition, blocks, label_mask, take_last, whole
 from tfpar.rules.registry import rule
 from tfpar.rules.rule import OpRule, make_rule
-
-
-def _start(op: Op) -> tuple[GraphBuilder, list[Tensor]]:
-    build = GraphBuilder(name=op.type.lower())
-    return build, [build.placeholder(t, f"in{i}") for i, t in enumerate(op.inputs)]
-
 
 # --- arg max -------------------------------------------------------------------------
 
@@ -39,7 +33,7 @@ def _arg_max(op: Op, constants: Constants) -> OpRule | None:
 
 def _expand_arg_max(op: Op, parts: int, at: int) -> Graph:
     """Of the blocks whose extreme is that of all, the first gives the index."""
-    build, (x, _) = _start(op)
+    build, (x, _) = begin_decomposition(op)
     extreme = "Max" if op.type == "ArgMax" else "Min"
     fill = neutral(extreme.lower(), x.dtype)
     rank = len(x.shape)
@@ -78,7 +72,7 @@ def _nth_element(op: Op, constants: Constants) -> OpRule:
 
 def _expand_top_k(op: Op, parts: int) -> Graph:
     """The best of every block's best."""
-    build, (x, *_) = _start(op)
+    build, (x, *_) = begin_decomposition(op)
     k = op.outputs[0].shape[-1]
     view, starts, counts = blocks(build, x, parts, neutral("max", x.dtype))
     block = view.shape[-1]
@@ -120,7 +114,7 @@ def _in_top_k(op: Op, constants: Constants) -> OpRule:
 
 def _expand_in_top_k(op: Op, parts: int) -> Graph:
     """Whether fewer than k classes beat the target; never if it or a class is not finite."""
-    build, (predictions, targets, *_) = _start(op)
+    build, (predictions, targets, *_) = begin_decomposition(op)
     dtype, last = predictions.dtype, [1]
     if len(op.inputs) == 3:
         k = build.graph.inputs[2]

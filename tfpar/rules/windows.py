@@ -28,9 +28,9 @@ def text_attr(op: Op, name: str, default: str = "") -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def data_format(op: Op, default: str = "NHWC") -> str:
+def data_format(op: Op) -> str:
     """Return the op's `data_format` attribute as text."""
-    return text_attr(op, "data_format", default)
+    return text_attr(op, "data_format", "NHWC")
 
 
 def channels_first(op: Op) -> bool:

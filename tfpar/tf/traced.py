@@ -10,13 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 
 from tfpar.cluster.description import Cluster
 from tfpar.compile import simplify_step
-from tfpar.compile.dump import dump_of
-from tfpar.compile.passes import Observer, ignore_pass
+from tfpar.compile.passes import Observer, dump_of, ignore_pass
 from tfpar.constraints import batch_axes
-from tfpar.ir.model_layers import ModelLayer
+from tfpar.ir.graph import itemsize
+from tfpar.ir.step import ModelLayer
 from tfpar.options import ClusterLike
 from tfpar.planning.completion import attach_partitioned
 from tfpar.planning.incumbent import SearchInterrupted
@@ -28,14 +29,11 @@ from tfpar.plans import Plan
 from tfpar.progress import Reporter, reporting
 from tfpar.settings import Settings
 from tfpar.spec import Mesh, TfparError
-from tfpar.tf.capture.batches import batch_size_of
-from tfpar.tf.capture.step import CapturedStep, argument_specs
+from tfpar.tf.capture.step import CapturedStep, argument_specs, batch_size_of
 from tfpar.tf.distributed.job import Job
 from tfpar.tf.keras import adapter
-from tfpar.tf.keras.batches import check_training_batch
+from tfpar.tf.keras.batches import batch_as_fit_feeds, check_training_batch
 from tfpar.tf.keras.layer_sources import layers_of
-from tfpar.tf.keras.preprocessing import batch_as_fit_feeds
-from tfpar.tf.keras.slots import slot_ratio
 from tfpar.tf.runtime.detect import find_machines
 from tfpar.tf.session import Session
 from tfpar.tf.steps.step_planner import collect_constraints
@@ -164,3 +162,34 @@ def make_search_reporter(settings: Settings) -> contextlib.AbstractContextManage
 def _told(title: str, settings: Settings) -> contextlib.AbstractContextManager[Reporter]:
     job = Job.of(os.environ)
     return reporting(title, wanted=settings.verbose and (job is None or job.rank == 0))
+
+
+# --- size of slots --------------------------------------------------------------------------
+# Found without creating them.
+
+
+def slot_ratio(model: keras.Model) -> float:
+    """Bytes of optimizer slots per byte of weight.
+
+    A copy of the optimizer is built for weights of the model's shapes, at most 64 to a side.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    weights = model.trainable_variables
+    if optimizer is None or not weights:
+        return 0.0
+    shapes = {(tuple(min(n, 64) for n in w.shape), str(w.dtype)) for w in weights}
+    small = [
+        keras.Variable(np.zeros(shape, "float32"), dtype=dtype, name=f"probe_{i}")
+        for i, (shape, dtype) in enumerate(sorted(shapes))
+    ]
+    probe = type(optimizer).from_config(optimizer.get_config())
+    probe.build(small)
+    return _bytes(v for v in probe.variables if len(v.shape)) / max(_bytes(small), 1.0)
+
+
+def _bytes(variables: Any) -> float:
+    return float(
+        sum(
+            np.prod(v.shape) * itemsize(keras.backend.standardize_dtype(v.dtype)) for v in variables
+        )
+    )

@@ -21,7 +21,7 @@ from tfpar.cluster import Link
 from tfpar.compile import prepare_step, simplify_step
 from tfpar.compile.local import COLLECTIVE_TYPES, build_local_program
 from tfpar.cost import collective_seconds, evaluate
-from tfpar.cost.update import update_seconds
+from tfpar.cost.op_compute import update_seconds
 from tfpar.ir import BACKWARD, FORWARD, PHASES, UPDATE, Graph, Roles, fingerprint, planning_graph
 from tfpar.plans import plan_from_constraints
 from tfpar.propagation import propagate

@@ -10,7 +10,7 @@ from keras import layers
 import tfpar as tap
 from tests.e2e.test_monitor import CLASSES, WIDTH, small
 from tests.e2e.test_pipelines_found import rows
-from tfpar.cost.model_flops import model_flops
+from tfpar.cost.op_compute import model_flops
 from tfpar.tf.keras import parallel_model
 
 

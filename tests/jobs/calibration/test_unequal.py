@@ -9,9 +9,9 @@ from tfpar.cluster import TRANSFER, cluster_of, describe, link_of
 from tfpar.cluster import find_measurement as found_for
 from tfpar.compile.local import channels_of
 from tfpar.cost import collective_seconds, transfer_seconds
+from tfpar.jobs.calibration.calibrate import measure
 from tfpar.jobs.calibration.kernels import kernels_of
 from tfpar.jobs.calibration.links import neighbours
-from tfpar.jobs.calibration.measure import measure
 from tfpar.jobs.calibration.workload import ON_CPU, MachineInfo
 from tfpar.spec import COLLECTIVES, Mesh
 

@@ -16,7 +16,7 @@ from tests.observability.report import reports
 from tests.observability.report.browser import Browser, find_browser
 from tests.observability.report.pages import data_of
 from tfpar.observability.report.data.schema import Report, read_report
-from tfpar.observability.report.page.page import render_page
+from tfpar.observability.report.page import render_page
 from tfpar.spec import format_bytes, format_seconds
 
 FOLDER = pathlib.Path(render_page.__code__.co_filename).parent
@@ -89,7 +89,7 @@ def test_wheels_hold_the_files_of_the_page():
     patterns = project["tool"]["setuptools"]["package-data"]["tfpar.observability.report.page"]
     shipped = {p for pattern in patterns for p in FOLDER.glob(pattern) if p.is_file()}
     files = {p for p in FOLDER.rglob("*") if p.is_file() and "__pycache__" not in p.parts}
-    assert files - shipped == {FOLDER / "__init__.py", FOLDER / "page.py"}
+    assert files - shipped == {FOLDER / "__init__.py"}
 
 
 # --- in a browser -------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from tfpar.tf.checkpoint import (
     temporary_folder,
     write_part,
 )
-from tfpar.tf.variables.sharding import cut_shard
+from tfpar.tf.variables.values import cut_shard
 
 Tensors = Mapping[str, tuple[Any, Spec]]
 

@@ -10,8 +10,7 @@ import pytest
 from tfpar.spec import TfparError
 from tfpar.tf.distributed.job import Job
 from tfpar.tf.runtime.backends import grpc_access
-from tfpar.tf.runtime.backends.grpc_access import choose_filter
-from tfpar.tf.runtime.backends.peer_filter import PeerFilter
+from tfpar.tf.runtime.backends.grpc_access import PeerFilter, choose_filter
 
 HERE = Job(0, 2, addresses=("127.0.0.1:1", "localhost:2"))
 FAR = Job(0, 2, addresses=("198.51.100.1:1", "198.51.100.2:1"), launcher="Kubernetes")

@@ -21,14 +21,17 @@ At last the chunks are put in order, so that one computes while another's tensor
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Mapping
 
 import numpy as np
 
 from tfpar.compile.local.local_graph import LocalProgram, build_local_program
-from tfpar.compile.local.rank_local_axis import NotRepeatableError, RankLocalAxis
+from tfpar.compile.local.rank_local_axis import (
+    NotRepeatableError,
+    RankLocalAxis,
+    constant_of_sub_batch,
+)
 from tfpar.compile.local.reshard import CHUNK, COLLECTIVE_TYPES, ONCE
-from tfpar.compile.local.sub_batch_bodies import constant_of_sub_batch
 from tfpar.ir.graph import Graph, Op, Tensor
 from tfpar.ir.order import sort_topologically
 from tfpar.ir.traits import SOURCES
@@ -258,7 +261,7 @@ def stagger_chunks(graph: Graph, runs_for: Mapping[Op, frozenset[int]], chunks: 
         chunk = min(here[op])
         if op.type not in _UNORDERED and not any(
             intervals[b] == intervals[op] and min(here[b]) == chunk
-            for b in _before(op)
+            for b in op.predecessors
             if b.type not in _UNORDERED
         ):
             before = sent.get((intervals[op], chunk - 1), ())
@@ -273,13 +276,8 @@ def _intervals(graph: Graph, here: Mapping[Op, frozenset[int]]) -> dict[Op, int]
         intervals[op] = max(
             (
                 intervals[b] + (b.type in COLLECTIVE_TYPES or not here[op] <= here[b])
-                for b in _before(op)
+                for b in op.predecessors
             ),
             default=0,
         )
     return intervals
-
-
-def _before(op: Op) -> Iterator[Op]:
-    yield from (t.op for t in op.inputs)
-    yield from op.control

@@ -11,8 +11,6 @@ dW is computed while dX is reduced.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from tfpar.compile.local.reshard import COLLECTIVE_TYPES
 from tfpar.ir.graph import Graph, Op, Tensor
 from tfpar.ir.order import sort_topologically
@@ -75,16 +73,11 @@ def _maker(tensor: Tensor) -> Op:
     return _viewed(op.inputs[0]).op if op.type == "Sum" else op
 
 
-def _before(op: Op) -> Iterator[Op]:
-    yield from (t.op for t in op.inputs)
-    yield from op.control
-
-
 def _ops_left(graph: Graph) -> dict[Op, int]:
     """The length of the longest path from each op to the end, in ops."""
     left = dict.fromkeys(graph.ops, 0)
     for op in reversed(graph.ops):
-        for before in _before(op):
+        for before in op.predecessors:
             left[before] = max(left[before], left[op] + 1)
     return left
 
@@ -95,7 +88,7 @@ def _reached(graph: Graph, sources: list[Op]) -> dict[Op, int]:
     reached: dict[Op, int] = {}
     for op in graph.ops:
         mask = bits.get(op, 0)
-        for before in _before(op):
+        for before in op.predecessors:
             mask |= reached[before]
         reached[op] = mask
     return reached

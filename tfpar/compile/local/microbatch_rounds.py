@@ -31,9 +31,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 
 from tfpar.compile.local.local_graph import NOWHERE, LocalProgram
-from tfpar.compile.local.rank_local_axis import NotRepeatableError, Repetition
+from tfpar.compile.local.rank_local_axis import (
+    NotRepeatableError,
+    Repetition,
+    constant_of_sub_batch,
+)
 from tfpar.compile.local.reshard import COLLECTIVE_TYPES, ONCE
-from tfpar.compile.local.sub_batch_bodies import constant_of_sub_batch
 from tfpar.ir.graph import Op, Tensor
 from tfpar.ir.traits import SOURCES
 from tfpar.spec import Shard
@@ -140,7 +143,7 @@ def _placed(
         place = places.get(op, NOWHERE)
         rounds = [0]
         sweeps = [2 * (latest.get(op, 1) - 1)]
-        for before in _before(op):
+        for before in op.predecessors:
             if before in found.once:
                 rounds.append(found.once[before])
                 sweeps.append(2 * found.once[before])  # all microbatches have gone by
@@ -162,15 +165,11 @@ def _next(sweep: int, maker: int, reader: int) -> int:
     return sweep if comes else sweep + 1
 
 
-def _before(op: Op) -> list[Op]:
-    return [*(t.op for t in op.inputs), *op.control]
-
-
 def _latest(program: LocalProgram, placed: MicrobatchRounds) -> dict[Op, int]:
     """The last round in which each op can run and be in time for all that reads it."""
     readers: dict[Op, list[Op]] = {}
     for op in program.graph.ops:
-        for before in dict.fromkeys(_before(op)):
+        for before in dict.fromkeys(op.predecessors):
             readers.setdefault(before, []).append(op)
     each = placed.sweep_of
     latest: dict[Op, int] = {}

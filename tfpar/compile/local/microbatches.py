@@ -23,10 +23,14 @@ from tfpar.compile.local.chunks import sum_before_scattering
 from tfpar.compile.local.local_graph import TASK, LocalProgram, StagePass, build_local_program
 from tfpar.compile.local.microbatch_rounds import MicrobatchRounds, schedule_rounds
 from tfpar.compile.local.microbatch_statistics import use_ghost_batches
-from tfpar.compile.local.rank_local_axis import COMBINE, RankLocalAxis, is_narrowed
+from tfpar.compile.local.rank_local_axis import (
+    COMBINE,
+    RankLocalAxis,
+    constant_of_sub_batch,
+    is_narrowed,
+)
 from tfpar.compile.local.round_tasks import RoundTasks, TaskKey
 from tfpar.compile.local.stage_split import PipelineLowering, send_in_slices, write_in_stages
-from tfpar.compile.local.sub_batch_bodies import constant_of_sub_batch
 from tfpar.ir.builder import GraphBuilder, neutral
 from tfpar.ir.graph import FunctionRef, Graph, Op, Tensor, is_floating, itemsize
 from tfpar.ir.roles import Roles

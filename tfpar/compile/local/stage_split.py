@@ -23,16 +23,20 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from tfpar.compile.local.local_graph import TASK, LocalProgram, StagePass, build_local_program
 from tfpar.compile.local.programs import Group, ProgramSet
 from tfpar.compile.local.reshard import COLLECTIVE_TYPES, ONCE
-from tfpar.compile.local.scatter_gather import Slicing, scatter_gather_transfers
-from tfpar.compile.local.sinking import sink_all_gathers, sink_input_slices
+from tfpar.compile.local.scatter_gather import (
+    Slicing,
+    scatter_gather_transfers,
+    sink_all_gathers,
+    sink_input_slices,
+)
 from tfpar.compile.local.transfers import recv, send
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.effects import OUTSIDE, Accesses
 from tfpar.ir.graph import DType, FunctionRef, Graph, Op, Shape, Tensor
 from tfpar.ir.traits import ASSIGNMENTS, CONSTANTS, REFERENCES
 from tfpar.pipeline import Schedule
-from tfpar.pipeline.actor_ranks import groups_of
 from tfpar.pipeline.graph import RECEIVE_AHEAD
+from tfpar.pipeline.pipeline import groups_of
 from tfpar.pipeline.step_stages import can_be_sent
 from tfpar.propagation.partitioned_graph import PartitionedGraph
 from tfpar.spec import TfparError

@@ -215,11 +215,7 @@ def _edges(graph: Graph, reads: Mapping[Op, Sequence[Op]]) -> dict[Op, list[Op]]
             writes[op] = [*sent]
     there = {op for op in graph.ops if op.type in SOURCES or op in reads}
     return {
-        op: [
-            b
-            for b in dict.fromkeys((*(t.op for t in op.inputs), *op.control, *writes.get(op, ())))
-            if b not in there
-        ]
+        op: [b for b in dict.fromkeys((*op.predecessors, *writes.get(op, ()))) if b not in there]
         for op in graph.ops
         if op not in there
     }

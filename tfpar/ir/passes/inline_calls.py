@@ -1,7 +1,8 @@
-"""Inlining: the ops of a called function take the call's place.
+"""Inlining of what only holds ops or tensors together: calls of functions, and IdentityN.
 
-What a `tf.function` inside the step computes is then planned like everything else.
-Calls that must be compiled by XLA stay calls: XLA runs what the kernels cannot.
+The ops of a called function take the call's place. What a `tf.function` inside the step computes is
+then planned like everything else. Calls that must be compiled by XLA stay calls: XLA runs what the
+kernels cannot.
 """
 
 from __future__ import annotations
@@ -86,3 +87,23 @@ def _unique(name: str, used: set[str]) -> str:
         candidate = f"{name}_{count}"
     used.add(candidate)
     return candidate
+
+
+# --- bundles --------------------------------------------------------------------------------
+# Each output of an IdentityN is its own input. Custom gradients and clipping bundle unrelated
+# tensors in one IdentityN. Kept as one op it would have to split all of them in the same way.
+
+
+def split_bundles(graph: Graph) -> Graph:
+    """Let readers of an IdentityN read its inputs, in place; returns `graph`.
+
+    One with control inputs is left: its readers wait for something.
+    """
+    for body in (graph, *graph.functions.values()):
+        source: dict[Tensor, Tensor] = {}
+        for op in body.ops:
+            op.inputs = [source.get(t, t) for t in op.inputs]
+            if op.type == "IdentityN" and not op.control:
+                source.update(zip(op.outputs, op.inputs, strict=True))
+        body.outputs = [source.get(t, t) for t in body.outputs]
+    return graph

@@ -64,6 +64,5 @@ def _depths(graph: Graph) -> dict[Op, int]:
     """The length of the longest path to each op, in ops."""
     depth: dict[Op, int] = {}
     for op in graph.ops:
-        before = (*(t.op for t in op.inputs), *op.control)
-        depth[op] = 1 + max((depth[b] for b in before), default=0)
+        depth[op] = 1 + max((depth[b] for b in op.predecessors), default=0)
     return depth

@@ -28,7 +28,7 @@ def over(backend: str) -> str:
 
 def try_one_process() -> Finding:
     """Train by two ranks in one process."""
-    command = [sys.executable, "-m", "tfpar.jobs.doctor.alone"]
+    command = [sys.executable, "-m", "tfpar.jobs.doctor.training"]
     return _tried(ONE_PROCESS, command, Status.MISSING, {})
 
 

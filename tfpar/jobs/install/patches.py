@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
 from pathlib import Path
 
 from tfpar.spec.errors import TfparError
@@ -88,13 +87,13 @@ def patch_version() -> str:
     return hashlib.blake2b(repr(PATCHES).encode(), digest_size=4).hexdigest()
 
 
-def patch_sources(root: Path, patches: Sequence[Patch] = PATCHES) -> None:
-    """Apply `patches` to the source tree `root` (`.../horovod-0.28.1`); those applied are left.
+def patch_sources(root: Path) -> None:
+    """Apply `PATCHES` to the source tree `root` (`.../horovod-0.28.1`); those applied are left.
 
     Raises:
         TfparError: a file is not the one that a patch was made for.
     """
-    for patch in patches:
+    for patch in PATCHES:
         path = root / patch.path
         text = path.read_text() if path.exists() else ""
         if patch.old not in text and patch.new in text:

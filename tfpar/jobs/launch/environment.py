@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tfpar.jobs.launch.hosts import Slot
+from tfpar.jobs.launch.options import RunOptions
 
 RANK = "TFPAR_RANK"
 SIZE = "TFPAR_SIZE"
@@ -98,6 +99,32 @@ class AttemptEnvironment:
     interface: str
     rendezvous: Rendezvous | None
     insecure_grpc: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        options: RunOptions,
+        supervisor: str,
+        token: str,
+        attempt: int,
+        addresses: tuple[str, ...],
+        interface: str,
+        rendezvous: Rendezvous | None = None,
+    ) -> AttemptEnvironment:
+        """Return that of an attempt with the options of `tfpar run`."""
+        return cls(
+            options.backend,
+            options.timeout_s,
+            options.grace_s,
+            options.start_timeout_s,
+            supervisor,
+            token,
+            attempt,
+            addresses,
+            interface,
+            rendezvous,
+            options.insecure_grpc,
+        )
 
 
 def rank_environment(

@@ -81,18 +81,14 @@ def run_attempt(
         meets = None
         if _over_horovod(options):
             meets = stack.enter_context(rendezvous(slots, network.address))
-        shared = AttemptEnvironment(
-            options.backend,
-            options.timeout_s,
-            options.grace_s,
-            options.start_timeout_s,
+        shared = AttemptEnvironment.of(
+            options,
             supervisor.address,
             supervisor.token,
             attempt,
             rank_addresses(slots, network, attempt),
             network.interface,
             meets,
-            options.insecure_grpc,
         )
         if options.verbose:
             say(

@@ -47,18 +47,9 @@ def run_mpi(
     with contextlib.ExitStack() as stack:
         supervisor = Supervisor(network.address, num_ranks, news)
         stack.callback(supervisor.close)
-        shared = AttemptEnvironment(
-            options.backend,
-            options.timeout_s,
-            options.grace_s,
-            options.start_timeout_s,
-            supervisor.address,
-            supervisor.token,
-            0,
-            rank_addresses(slots, network, 0),
-            network.interface,
-            None,
-            options.insecure_grpc,
+        addresses = rank_addresses(slots, network, 0)
+        shared = AttemptEnvironment.of(
+            options, supervisor.address, supervisor.token, 0, addresses, network.interface
         )
         variables = job_environment({**environ, **options.env}, shared)
         names = list(exported_environment(variables, options.env))

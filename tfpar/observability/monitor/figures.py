@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfpar.cluster.description import Cluster
-from tfpar.cost.model_flops import model_flops
+from tfpar.cost.op_compute import model_flops
 from tfpar.plans import Plan
-from tfpar.tf.capture.batches import batch_size_of
+from tfpar.tf.capture.step import batch_size_of
 from tfpar.tf.runtime.executable import Executable
 
 DEVICE_PEAK, PROCESS_PEAK = "device_peak_mb", "process_peak_mb"

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from tfpar.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from tfpar.observability.report.candidates import explain_rejection
     from tfpar.observability.report.data.build import build_report
-    from tfpar.observability.report.rejected_candidates import explain_rejection
-    from tfpar.observability.report.slower import why_slower
+    from tfpar.observability.report.data.diagnosis import why_slower
 
 __all__ = [
     "build_report",
@@ -21,7 +21,7 @@ __getattr__ = lazy_exports(
     __name__,
     {
         "tfpar.observability.report.data.build": ["build_report"],
-        "tfpar.observability.report.rejected_candidates": ["explain_rejection"],
-        "tfpar.observability.report.slower": ["why_slower"],
+        "tfpar.observability.report.candidates": ["explain_rejection"],
+        "tfpar.observability.report.data.diagnosis": ["why_slower"],
     },
 )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from tfpar.observability.report.data.diagnosis import why_slower
 from tfpar.observability.report.pipeline import batch_text, mesh_text, statistics_text
-from tfpar.observability.report.slower import why_slower
 from tfpar.observability.report.variables import variable_specs
 from tfpar.spec import Shard, Spec
 from tfpar.spec.quantities import format_bytes, format_seconds

@@ -12,7 +12,7 @@ import msgspec
 
 from tfpar.observability.report.data.schema import LayerSummary, Report, VariableSummary
 from tfpar.observability.report.layer_rows import group_by_layer
-from tfpar.observability.report.stages import ranks_text
+from tfpar.observability.report.pipeline import ranks_text
 from tfpar.observability.report.summary import simpler_than
 from tfpar.spec import PlanError
 from tfpar.spec.quantities import format_bytes, format_seconds

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from tfpar.observability.report.candidates import rivals_table, trials_table
 from tfpar.observability.report.data.schema import CandidateSummary, Report
 from tfpar.observability.report.details import details, totals
-from tfpar.observability.report.layer_rows import every_layer
-from tfpar.observability.report.layer_table import folded_variables, layers_table
-from tfpar.observability.report.pipeline import statistics_text
-from tfpar.observability.report.rejected_candidates import rivals_table
-from tfpar.observability.report.stages import idle_ranks, schedules_table, stages_tables
-from tfpar.observability.report.trials import trials_table
+from tfpar.observability.report.layer_rows import every_layer, folded_variables, layers_table
+from tfpar.observability.report.pipeline import (
+    idle_ranks,
+    schedules_table,
+    stages_tables,
+    statistics_text,
+)
 from tfpar.spec.quantities import format_bytes, format_seconds
 
 MOST_LINES = 40

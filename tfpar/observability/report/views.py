@@ -10,7 +10,7 @@ from tfpar.observability.report import graph
 from tfpar.observability.report import summary as summarizing
 from tfpar.observability.report.data.build import build_report
 from tfpar.observability.report.layout_map import layout_map
-from tfpar.observability.report.page.page import render_page
+from tfpar.observability.report.page import render_page
 
 if TYPE_CHECKING:
     import networkx as nx

@@ -24,7 +24,7 @@ from tfpar.cost.collectives import collective_seconds, transfer_seconds
 from tfpar.ir.graph import Graph, Op, Tensor
 from tfpar.ir.graph_nodes import cluster
 from tfpar.ir.roles import PHASES, Roles
-from tfpar.observability.report.data.paths import index_paths, layer_path
+from tfpar.observability.report.data.layers import index_paths, layer_path
 from tfpar.observability.timeline.records import CollectiveKind
 
 

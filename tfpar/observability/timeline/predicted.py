@@ -38,34 +38,23 @@ _SAME = 1e-12
 _TASKS: Mapping[str, Phase] = {"F": "forward", "B": "backward", "I": "backward", "W": "backward"}
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Drawn:
-    """A slice of every rank of a set."""
-
-    thread: str
-    name: str
-    start: float
-    end: float
-    category: str
-    arguments: Mapping[str, Any]
-
-
 @dataclasses.dataclass(eq=False)
 class _Set:
     """Actor of the trace: ranks that do the same, and what they do.
 
     Attributes:
         stages: of a pipeline, those that they run.
+        drawn: slices of its first rank, which each of the others has, too.
     """
 
     ranks: tuple[int, ...]
     stages: tuple[int, ...] = ()
-    drawn: list[_Drawn] = dataclasses.field(default_factory=list)
+    drawn: list[Slice] = dataclasses.field(default_factory=list)
 
     def draw(
         self, thread: str, name: str, start: float, end: float, category: str, **arguments: Any
-    ) -> _Drawn:
-        drawn = _Drawn(thread, name, start, end, category, arguments)
+    ) -> Slice:
+        drawn = Slice(self.ranks[0], thread, name, start, end, category, arguments)
         self.drawn.append(drawn)
         return drawn
 
@@ -94,7 +83,7 @@ def predicted_trace(report: Report) -> Trace:
             "graph. Make it again: tfpar plan ... -o PLAN.JSON."
         )
     layers = _Layers(report)
-    arrows: list[tuple[_Set, _Drawn, _Set, _Drawn]] = []
+    arrows: list[tuple[_Set, Slice, _Set, Slice]] = []
     if report.pipeline is None or not report.pipeline.tasks:
         sets = [_Set(tuple(range(report.facts.ranks)))]
         _draw_step(sets[0], report, layers)
@@ -201,7 +190,7 @@ def _sets_of(pipeline: PipelineSummary) -> list[_Set]:
 
 def _draw_pipeline(
     sets: Sequence[_Set], pipeline: PipelineSummary, seconds: float, layers: _Layers
-) -> list[tuple[_Set, _Drawn, _Set, _Drawn]]:
+) -> list[tuple[_Set, Slice, _Set, Slice]]:
     """Draw tasks and transfers; returns which transfer leads from which set to which."""
     ends = [*(ran.end for ran in pipeline.tasks), *(sent.end for sent in pipeline.transfers)]
     before = max(0.0, seconds - max(ends))
@@ -276,7 +265,7 @@ def _task(ran: TaskRan) -> str:
 
 
 def _of_ranks(
-    sets: Sequence[_Set], arrows: Sequence[tuple[_Set, _Drawn, _Set, _Drawn]], report: Report
+    sets: Sequence[_Set], arrows: Sequence[tuple[_Set, Slice, _Set, Slice]], report: Report
 ) -> Trace:
     """Make a track for each rank; with too many, one for each actor."""
     num_ranks = sum(len(one.ranks) for one in sets)
@@ -298,24 +287,15 @@ def _of_ranks(
         tuple(axis.name for axis in report.facts.mesh),
         tuple(axis.size for axis in report.facts.mesh),
     )
-    made: dict[tuple[int, _Drawn], Slice] = {}
+    made: dict[tuple[int, Slice], Slice] = {}
     for one in sets:
         for place, rank in enumerate(one.ranks if each else one.ranks[:1]):
             for drawn in one.drawn:
                 told = dict(drawn.arguments)
                 if each and "axes" in told:
                     told["group"] = [one.ranks[r] for r in _group(mesh, told["axes"], place)]
-                made[rank, drawn] = trace.add(
-                    Slice(
-                        rank,
-                        drawn.thread,
-                        drawn.name,
-                        drawn.start,
-                        drawn.end,
-                        drawn.category,
-                        told,
-                    )
-                )
+                own = dataclasses.replace(drawn, process=rank, arguments=told)
+                made[rank, drawn] = trace.add(own)
     for source, sent, target, received in arrows:
         for a, b in zip(source.ranks, target.ranks, strict=False):
             if (a, sent) in made and (b, received) in made:

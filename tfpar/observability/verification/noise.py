@@ -25,8 +25,7 @@ import ml_dtypes
 import tensorflow as tf
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
-from tfpar.tf.interop.graphs import is_body
-from tfpar.tf.interop.watched_ops import watched_ops
+from tfpar.tf.interop.graphs import is_body, watched_ops
 
 ROUNDINGS = 1.0
 """The standard deviation of the noise, in units of the dtype's epsilon (empirical)."""

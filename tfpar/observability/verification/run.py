@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from keras import tree
 
-from tfpar.ir.data_dependence import find_updates_without
+from tfpar.ir.effects import find_updates_without
 from tfpar.ir.traits import STATEFUL_DRAWS
 from tfpar.observability.verification.noise import COARSE_ROUNDINGS, ROUNDINGS, rounding_noise
 from tfpar.observability.verification.recording import HeldGradients, recording_step
@@ -26,10 +26,9 @@ from tfpar.observability.verification.steps import (
 from tfpar.spec.arguments import argument_error, integer, optional
 from tfpar.tf.capture.step import argument_specs
 from tfpar.tf.keras.adapter import state_of
-from tfpar.tf.keras.batches import check_training_batch
+from tfpar.tf.keras.batches import batch_as_fit_feeds, check_training_batch
 from tfpar.tf.keras.gradients import marked_gradients
 from tfpar.tf.keras.model import ParallelModel
-from tfpar.tf.keras.preprocessing import batch_as_fit_feeds
 from tfpar.tf.steps import CompiledFunction
 
 MORE_STEPS = 20

@@ -18,7 +18,7 @@ from tfpar.cluster.description import Cluster
 from tfpar.cluster.network import likeness
 from tfpar.cost.closed_form import pipeline_seconds
 from tfpar.cost.collectives import collective_seconds, transfer_seconds
-from tfpar.pipeline.actor_ranks import groups_of
+from tfpar.pipeline.pipeline import groups_of
 from tfpar.planning.candidates import Order
 from tfpar.planning.inter_op.stages.slowdowns import balanced_seconds
 from tfpar.spec import Mesh

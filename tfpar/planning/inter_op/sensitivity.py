@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.scaling import scale_bandwidth
 from tfpar.cost.cost import Cost
-from tfpar.cost.idle_breakdown import split_idle_time
+from tfpar.cost.pipeline_cost_model import split_idle_time
 from tfpar.ir.collection import collection_paused
 from tfpar.pipeline import Pipeline
 from tfpar.planning.candidates import (
@@ -43,7 +43,7 @@ from tfpar.spec import MemoryLimitError, PlanError, ScheduleError
 
 def attach_idle_times(result: SearchResult, cluster: Cluster, batch_size: int | None) -> Plan:
     """Attach to the best plan and its rivals the time that ranks wait, by what would end it
-    (`cost.idle_breakdown`).
+    (`cost.pipeline_cost_model`).
 
     Args:
         cluster: of all ranks.

@@ -16,11 +16,10 @@ from tfpar.ir.planning_graph import planning_graph
 from tfpar.ir.roles import BACKWARD, Roles, trains
 from tfpar.ir.step import StepGraph
 from tfpar.pipeline import Pipeline
-from tfpar.pipeline.colocation import readers_of
+from tfpar.pipeline.colocation import infer_variable_stages, readers_of
 from tfpar.pipeline.graph import check_schedule
 from tfpar.pipeline.step_graph import stage_graph_of
 from tfpar.pipeline.step_stages import assignable, stages_of_step
-from tfpar.pipeline.variable_stages import infer_variable_stages
 from tfpar.planning.deadline import Deadline
 from tfpar.planning.inter_op.stages.bounds import TooManyStages
 from tfpar.planning.inter_op.stages.links import StageLinks

@@ -1,5 +1,5 @@
 """Offload: selection of slots and activations that stay in host memory between their uses (see
-`ir.passes.offload_slots`)."""
+`ir.passes.slots`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from tfpar.constraints.patterns import compile_pattern, some
 from tfpar.ir.graph import Gradient, Graph
 from tfpar.ir.passes.offload_activations import offload_activations
-from tfpar.ir.passes.offload_slots import needed_on_device, offload_slots
+from tfpar.ir.passes.slots import needed_on_device, offload_slots
 from tfpar.ir.roles import Roles
 from tfpar.planning.memory.recompute import Blocks, with_changed_graph
 from tfpar.planning.problem import Problem

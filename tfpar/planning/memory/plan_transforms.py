@@ -3,7 +3,7 @@ slots, and offload."""
 
 from __future__ import annotations
 
-from tfpar.ir.passes.separate_slots import separate_slots
+from tfpar.ir.passes.slots import separate_slots
 from tfpar.planning.memory.offload import offloaded_problem
 from tfpar.planning.memory.recompute import recomputed_problem
 from tfpar.planning.problem import Problem

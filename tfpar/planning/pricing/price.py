@@ -17,9 +17,8 @@ from typing import Protocol
 from tfpar.cluster.description import Cluster
 from tfpar.cost.cost import Cost
 from tfpar.cost.evaluation import evaluate
-from tfpar.cost.microbatches import microbatched_cost
-from tfpar.cost.overlap import chunked_cost
 from tfpar.cost.pipeline_cost import PipelineCost
+from tfpar.cost.sub_batch_cost import chunked_cost, microbatched_cost
 from tfpar.ir.collection import collection_paused
 from tfpar.ir.roles import Roles
 from tfpar.pipeline.statistics import BatchStatistics

@@ -16,9 +16,8 @@ from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from tfpar.ir.traits import ADDITIONS
 from tfpar.spec import CaptureError
-from tfpar.tf.capture.graph_def import import_graph, split_inputs, split_name
+from tfpar.tf.capture.graph_def import GraphCopy, become, import_graph, split_inputs, split_name
 from tfpar.tf.capture.loops_v1 import cut_loops
-from tfpar.tf.capture.rewriting import GraphCopy, become
 
 _ARRAY = "TensorArrayV3"
 _GRADIENT = "TensorArrayGradV3"

@@ -16,8 +16,7 @@ from tensorflow.core.framework import function_pb2, graph_pb2, node_def_pb2
 from tfpar.ir.passes.trim import is_auxiliary
 from tfpar.ir.traits import TRACELESS
 from tfpar.spec import CaptureError
-from tfpar.tf.capture.graph_def import set_inputs, split_inputs, split_name, unique_name
-from tfpar.tf.capture.rewriting import become
+from tfpar.tf.capture.graph_def import become, set_inputs, split_inputs, split_name, unique_name
 from tfpar.tf.interop.graphs import find_op_definition, op_definition
 
 Condition = frozenset[tuple[str, bool]]

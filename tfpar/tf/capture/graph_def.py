@@ -1,4 +1,4 @@
-"""Rewriting GraphDefs before they are read: static feeds, inlined calls.
+"""Rewriting GraphDefs before they are read: static feeds, inlined calls, nodes that are changed.
 
 Shapes are inferred when a GraphDef is imported. So whatever should have static shapes
 must stand in the graph itself, not behind a call, and feeds must state their shape.
@@ -7,9 +7,10 @@ must stand in the graph itself, not behind a call, and feeds must state their sh
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.framework import graph_pb2, node_def_pb2
+from tensorflow.core.framework import attr_value_pb2, graph_pb2, node_def_pb2, tensor_pb2
 
 from tfpar.ir.traits import CALLS
 from tfpar.spec import CaptureError
@@ -33,9 +34,9 @@ def unique_name(name: str, taken: set[str]) -> str:
     return found
 
 
-def import_graph(graph_def: graph_pb2.GraphDef, name: str = "graph") -> tf.__internal__.FuncGraph:
+def import_graph(graph_def: graph_pb2.GraphDef) -> tf.__internal__.FuncGraph:
     """The graph of `graph_def`, with shapes inferred afresh."""
-    graph = tf.__internal__.FuncGraph(name)
+    graph = tf.__internal__.FuncGraph("graph")
     with graph.as_default():
         tf.import_graph_def(graph_def, name="")
     return graph
@@ -194,3 +195,74 @@ def split_inputs(node: node_def_pb2.NodeDef) -> tuple[list[str], list[str]]:
 def set_inputs(node: node_def_pb2.NodeDef, data: Sequence[str], waits: Sequence[str]) -> None:
     del node.input[:]
     node.input.extend([*data, *(f"^{w}" for w in waits)])
+
+
+# --- nodes ----------------------------------------------------------------------------------
+
+
+class GraphCopy:
+    """A copy of a graph, to be rewritten.
+
+    Attributes:
+        graph_def: the copy.
+        nodes: its nodes, by name.
+    """
+
+    def __init__(self, source: graph_pb2.GraphDef) -> None:
+        self.graph_def = graph_pb2.GraphDef()
+        self.graph_def.CopyFrom(source)
+        self.nodes = {node.name: node for node in self.graph_def.node}
+        self._names = set(self.nodes)
+
+    def add(
+        self, name: str, op: str, data: Sequence[str], waits: Sequence[str] = (), **attrs: Any
+    ) -> str:
+        """Add a node, its attributes as `become` takes them; returns its name."""
+        node = self.graph_def.node.add(name=unique_name(name, self._names))
+        self.nodes[node.name] = become(node, op, data, waits, **attrs)
+        return node.name
+
+    def add_shape(self, name: str, shape: tf.TensorShape, after: Sequence[str]) -> str:
+        """Add `shape` as the constant that list ops take, in the frame of the ops `after`."""
+        known = -1 if shape.rank is None else [-1 if d is None else d for d in shape.as_list()]
+        value = tf.make_tensor_proto(known, tf.int32)
+        return self.add(f"{name}/element_shape", "Const", [], after, dtype=tf.int32, value=value)
+
+
+def become(
+    node: node_def_pb2.NodeDef, op: str, data: Sequence[str], waits: Sequence[str], **attrs: Any
+) -> node_def_pb2.NodeDef:
+    """Turn `node` into another op with these inputs and attributes only; returns it.
+
+    Args:
+        attrs: dtypes, shapes, tensors, numbers, or attributes of other nodes.
+    """
+    values = {name: _attr(value) for name, value in attrs.items()}
+    node.op = op
+    node.attr.clear()
+    for name, value in values.items():
+        node.attr[name].CopyFrom(value)
+    set_inputs(node, data, waits)
+    return node
+
+
+def _attr(value: Any) -> attr_value_pb2.AttrValue:
+    copy = attr_value_pb2.AttrValue()
+    match value:
+        case attr_value_pb2.AttrValue():
+            copy.CopyFrom(value)
+        case tf.DType():
+            copy.type = value.as_datatype_enum
+        case tf.TensorShape():
+            copy.shape.CopyFrom(value.as_proto())
+        case tensor_pb2.TensorProto():
+            copy.tensor.CopyFrom(value)
+        case bytes():
+            copy.s = value
+        case bool():
+            copy.b = value
+        case int():
+            copy.i = value
+        case _:
+            raise TypeError(f"{value!r} is no attribute.")
+    return copy

@@ -16,6 +16,7 @@ from tensorflow.core.framework import attr_value_pb2, function_pb2, graph_pb2, n
 from tfpar.spec import CaptureError
 from tfpar.tf.capture.branches_v1 import without_branches
 from tfpar.tf.capture.graph_def import (
+    become,
     find_ancestors,
     import_graph,
     set_inputs,
@@ -24,7 +25,6 @@ from tfpar.tf.capture.graph_def import (
     split_name,
     unique_name,
 )
-from tfpar.tf.capture.rewriting import become
 from tfpar.tf.interop.graphs import copy_handle_data, find_op_definition, function_of_graph
 
 _ENTERS = ("Enter", "RefEnter")

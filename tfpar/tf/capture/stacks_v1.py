@@ -18,13 +18,14 @@ from tensorflow.core.framework import graph_pb2, node_def_pb2
 
 from tfpar.spec import CaptureError
 from tfpar.tf.capture.graph_def import (
+    GraphCopy,
+    become,
     import_graph,
     set_inputs,
     split_inputs,
     split_name,
 )
 from tfpar.tf.capture.loops_v1 import cut_loops
-from tfpar.tf.capture.rewriting import GraphCopy, become
 
 _HANDS_ON = ("Enter", "Switch", "Identity")
 """Ops by which the handle of a stack gets to a push or pop."""

@@ -16,7 +16,7 @@ from tfpar.tf.checkpoint import folders
 from tfpar.tf.checkpoint.boxes import Box, find_runs
 from tfpar.tf.checkpoint.files import is_sliceable
 from tfpar.tf.checkpoint.index import FORMAT_VERSION, Index, NewerFormatError, read_index
-from tfpar.tf.variables.sharding import cut_shard
+from tfpar.tf.variables.values import cut_shard
 
 
 class Reader:

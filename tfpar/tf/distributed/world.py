@@ -273,6 +273,16 @@ def _at_the_end(world: World) -> None:
     atexit.register(leave)
 
 
+def on_first(world: World | None, what: str, make: Callable[[], Any]) -> Any:
+    """Make a value on the first rank and return it on all ranks, or on this one without others."""
+    return make() if world is None else world.first(what, make)
+
+
+def on_each(world: World | None, what: str, act: Callable[[], None]) -> None:
+    """Act on every rank, or on this one without others; an error of one is everyone's."""
+    act() if world is None else world.each(what, act)
+
+
 def _is_of_a_peer(error: tf.errors.OpError) -> bool:
     text = str(error)
     return any(sign in text for sign in _SIGNS_OF_A_PEER)

@@ -16,10 +16,8 @@ nodes_of_function    puts functions in the place of their calls   not exported
 function_of_graph    loops of TensorFlow 1 as `While`             `tf.function` renames nodes
 copy_handle_data     what their handles and lists hold            only reading it is exported
 is_body              which graphs are part of a traced step       their classes are not exported
-watched_ops:
 watched_ops          noise in every op that adds up               not exported
-interrupts:
-raise_at_ops        Ctrl-C ends the tracing of a step            Python raises it where it is lost
+raise_at_ops         Ctrl-C ends the tracing of a step            Python raises it where it is lost
 runtime:
 is_started           whether devices can still be configured      asking for devices starts it
 start_server         collectives between processes                only as part of a `tf.distribute`

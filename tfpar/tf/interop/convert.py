@@ -8,15 +8,14 @@ import tensorflow as tf
 
 from tfpar.ir.graph import DType, FunctionRef, Graph, Op, Shape, Tensor
 from tfpar.ir.order import sort_topologically
-from tfpar.ir.passes.drop_unused_handles import drop_unused_handles
-from tfpar.ir.passes.hoist_reads import hoist_reads
 from tfpar.ir.passes.infer_lists import infer_lists
 from tfpar.ir.passes.inline_calls import inline_calls
 from tfpar.ir.passes.order_effects import order_effects
+from tfpar.ir.passes.region_variables import drop_unused_handles, hoist_reads
 from tfpar.ir.traits import LOOPS, body_offset
 from tfpar.tf.interop.attributes import read_attr
 from tfpar.tf.interop.graphs import find_op_definition, graph_of_function
-from tfpar.tf.interop.variable_calls import CALL, plain_op
+from tfpar.tf.interop.variables import CALL, plain_op
 
 _DROPPED_ATTRS = frozenset({"_output_shapes", "_class", "_user_specified_name"})
 

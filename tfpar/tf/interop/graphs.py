@@ -14,6 +14,7 @@ from tensorflow.python.framework import (
     func_graph,
     function_def_to_graph,
     graph_to_function_def,
+    op_callbacks,
     op_def_registry,
 )
 from tensorflow.python.ops import handle_data_util
@@ -21,8 +22,6 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import (
     CondBranchFuncGraph,
     WhileBodyFuncGraph,
 )
-
-from tfpar.tf.interop.watched_ops import watched_ops
 
 
 def trace(
@@ -190,3 +189,19 @@ def raise_at_ops(*, at_the_end: bool = False) -> Iterator[Callable[[], None]]:
         finally:
             signal.signal(signal.SIGINT, signal.default_int_handler)
     interrupt.check()
+
+
+# --- ops as they are created ----------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def watched_ops(callback: Callable[..., Sequence[tf.Tensor] | None]) -> Iterator[None]:
+    """Call `callback(op_type, inputs, attrs, outputs, ...)`, while open, for each op that is made.
+
+    What it returns takes the place of the outputs, unless that is None.
+    """
+    op_callbacks.add_op_callback(callback)
+    try:
+        yield
+    finally:
+        op_callbacks.remove_op_callback(callback)

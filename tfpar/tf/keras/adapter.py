@@ -34,7 +34,7 @@ from tfpar.tf.interop.keras_internals import (
     legacy_h5_format,
     saving_lib,
 )
-from tfpar.tf.interop.variable_calls import write_plainly
+from tfpar.tf.interop.variables import write_plainly
 from tfpar.tf.interop.written_graphs import change_written_graphs, wrap_writer
 from tfpar.tf.keras import saving
 from tfpar.tf.keras.callbacks import install_callbacks

@@ -1,7 +1,10 @@
-"""Checks of the batches that users give, made before a step is traced for them."""
+"""Batches that users give: checked before a step is traced for them, preprocessed as `fit` does,
+and
+marked where a dataset gives parts of them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -51,3 +54,65 @@ def check_training_batch(name: str, batch: Any, model: keras.Model) -> None:
         raise argument_error(
             name, batch, f"(x, y): model {model.name!r} has a loss, which needs labels"
         )
+
+
+# --- preprocessing --------------------------------------------------------------------------
+# KerasHub's tasks tokenize, resize, label: `fit` of such a task maps its `preprocess_samples` over
+# the data. Whatever else takes a batch from the user, to plan or to compare, does the same here.
+
+
+def batch_as_fit_feeds(model: keras.Model, batch: Any) -> Any:
+    """Preprocess `batch` as the model's `fit` does before its `train_step` gets it.
+
+    Args:
+        batch: `(x, y)` or `(x, y, sample_weight)`, or `x` alone. `tf.TensorSpec`s, and a dict
+            that names the model's inputs, are taken as preprocessed.
+    """
+    given = batch if isinstance(batch, tuple) else (batch,)
+    if not given or not _is_preprocessed_by(model, given[0]):
+        return batch
+    fed = keras.utils.unpack_x_y_sample_weight(model.preprocess_samples(*given))
+    while fed[-1] is None:
+        fed = fed[:-1]
+    return keras.tree.map_structure(
+        lambda leaf: None if leaf is None else keras.ops.convert_to_tensor(leaf), tuple(fed)
+    )
+
+
+def _is_preprocessed_by(model: keras.Model, x: Any) -> bool:
+    """Whether the model's `fit` would do anything to `x`."""
+    if getattr(model, "preprocessor", None) is None or not hasattr(model, "preprocess_samples"):
+        return False
+    if any(isinstance(leaf, tf.TensorSpec) for leaf in tf.nest.flatten(x)):
+        return False
+    inputs = getattr(model, "_inputs_struct", None)
+    return not (isinstance(x, dict) and isinstance(inputs, dict) and x.keys() == inputs.keys())
+
+
+def sequence_length(model: keras.Model) -> int | None:
+    """The length to which the model's preprocessor pads text; None if it has no such."""
+    length = getattr(getattr(model, "preprocessor", None), "sequence_length", None)
+    return length if isinstance(length, int) else None
+
+
+# --- parts of global batches ----------------------------------------------------------------
+# The mark of datasets that give them (see `data.shard_data`).
+
+_MARK = "_tfpar_parts"
+
+
+def mark_parts(dataset: tf.data.Dataset, count: int) -> None:
+    """Mark a dataset that gives one of `count` parts of each global batch."""
+    setattr(dataset, _MARK, count)
+
+
+def parts_of(iterator: Iterator[Any]) -> int:
+    """Count the parts of a global batch, of which `iterator` gives one; 1 if it gives the whole."""
+    todo = [getattr(iterator, "_dataset", None)]
+    while todo:
+        dataset = todo.pop()
+        if isinstance(dataset, tf.data.Dataset):
+            if hasattr(dataset, _MARK):
+                return int(getattr(dataset, _MARK))
+            todo += dataset._inputs()
+    return 1

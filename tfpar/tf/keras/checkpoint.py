@@ -17,6 +17,7 @@ import tensorflow as tf
 from tfpar.spec import ArgumentError, Mesh, Spec, TfparError, arguments
 from tfpar.tf.checkpoint import FolderLock, Reader, latest
 from tfpar.tf.checkpoint.folders import DESCRIPTION
+from tfpar.tf.distributed.world import on_each, on_first
 from tfpar.tf.keras import saving
 from tfpar.tf.keras.checkpoint_match import match_variables, pair_variables
 from tfpar.tf.keras.model import ParallelModel
@@ -126,11 +127,11 @@ class Checkpoint(StopSignal):
         super().on_train_begin(logs)
         saving.finish()
         state = _state_of(self.model)
-        saving.first(state.world, "locking a folder of checkpoints", lambda: self._take(state))
+        on_first(state.world, "locking a folder of checkpoints", lambda: self._take(state))
         if self._resumed:  # another fit of the same run
             return
         self._resumed = True
-        path = saving.first(state.world, "looking for a checkpoint", lambda: latest(self.folder))
+        path = on_first(state.world, "looking for a checkpoint", lambda: latest(self.folder))
         if path is not None:
             self.position = restore(state, path)
             self._saved = self.position.step
@@ -183,7 +184,7 @@ class Checkpoint(StopSignal):
 
     def _write(self, write: Callable[[ParallelModel, str, Position, int], T]) -> T:
         state = _state_of(self.model)
-        saving.first(state.world, "looking after the lock of a folder", self._check)
+        on_first(state.world, "looking after the lock of a folder", self._check)
         written = write(state, self.folder, self.position, self.keep)
         self._saved = self.position.step
         return written
@@ -287,7 +288,7 @@ def restore_checkpoint(model: keras.Model, path: str | os.PathLike[str]) -> Posi
     state, given = _built_state_of(model), arguments.path("path", path)
     saving.finish()
     world = state.world
-    found = saving.first(world, "looking for a checkpoint", lambda: latest(given) or given)
+    found = on_first(world, "looking for a checkpoint", lambda: latest(given) or given)
     return _restore_values(state, found)[1]
 
 
@@ -317,14 +318,14 @@ def _restore_values(state: ParallelModel, path: str) -> tuple[Reader, Position]:
     _check_built(state.model)
     state.build_optimizer(force=True)
     opened: list[_Opened] = []
-    saving.each(state.world, "opening a checkpoint", lambda: opened.append(_Opened.of(state, path)))
+    on_each(state.world, "opening a checkpoint", lambda: opened.append(_Opened.of(state, path)))
     reader, written, position = opened[0]
 
     def assign() -> None:
         for name, variable in state.named_variables().items():
             _assign(variable, reader, written[name])
 
-    saving.each(state.world, "reading a checkpoint", assign)
+    on_each(state.world, "reading a checkpoint", assign)
     return reader, position
 
 

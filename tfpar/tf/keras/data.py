@@ -10,12 +10,9 @@ import tensorflow as tf
 
 from tfpar.spec import TfparError
 from tfpar.spec.arguments import argument_error
-from tfpar.tf.capture.batches import batch_size_of
-from tfpar.tf.capture.step import argument_specs
+from tfpar.tf.capture.step import argument_specs, batch_size_of
 from tfpar.tf.keras.adapter import state_of
-from tfpar.tf.keras.batches import check_training_batch
-from tfpar.tf.keras.parts import mark_parts
-from tfpar.tf.keras.preprocessing import batch_as_fit_feeds
+from tfpar.tf.keras.batches import batch_as_fit_feeds, check_training_batch, mark_parts
 
 
 def shard_data(

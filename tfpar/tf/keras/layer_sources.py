@@ -11,7 +11,7 @@ from types import FrameType
 
 import keras
 
-from tfpar.ir.model_layers import ModelLayer
+from tfpar.ir.step import ModelLayer
 from tfpar.scopes import enclosing
 
 _LIBRARIES = tuple(

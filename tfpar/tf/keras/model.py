@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import time
 import weakref
 from collections.abc import Iterator, Sequence
@@ -19,18 +18,16 @@ from tfpar.plans import Plan
 from tfpar.spec import Mesh
 from tfpar.tf.capture.step import CapturedStep, capture_step
 from tfpar.tf.distributed.world import World
+from tfpar.tf.keras.batches import parts_of
 from tfpar.tf.keras.generation import GenerateFunction
 from tfpar.tf.keras.gradients import marked_gradients
 from tfpar.tf.keras.layer_sources import layers_of
-from tfpar.tf.keras.parts import parts_of
 from tfpar.tf.keras.replay import Replay
 from tfpar.tf.runtime.executable import Executable
 from tfpar.tf.session import Session
 from tfpar.tf.steps import CompiledFunction, SharedPlan
 from tfpar.tf.steps.trials import try_plans
 from tfpar.tf.variables.parallel_variable import ParallelVariable
-
-logger = logging.getLogger("tfpar")
 
 _UNKNOWN = (None, False, "")
 

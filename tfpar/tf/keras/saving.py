@@ -11,8 +11,8 @@ import atexit
 import dataclasses
 import functools
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -26,7 +26,7 @@ from tfpar.tf.checkpoint import (
     list_boxes,
     temporary_folder,
 )
-from tfpar.tf.distributed.world import World
+from tfpar.tf.distributed.world import World, on_each, on_first
 from tfpar.tf.keras.checkpoint_match import ModelRecord
 from tfpar.tf.keras.model import ParallelModel
 from tfpar.tf.keras.replay import Position
@@ -99,8 +99,8 @@ def _leave_at_exit() -> None:
 def _completed(writing: Draft | BackgroundWriter, world: World | None) -> str:
     """The path of the checkpoint, once all ranks have written their parts of it."""
     try:
-        each(world, "writing a checkpoint", writing.write)
-        return first(world, "committing a checkpoint", writing.commit)
+        on_each(world, "writing a checkpoint", writing.write)
+        return on_first(world, "committing a checkpoint", writing.commit)
     except BaseException:
         if world is None or world.rank == 0:  # by then no other rank writes any more
             writing.discard()
@@ -110,7 +110,7 @@ def _completed(writing: Draft | BackgroundWriter, world: World | None) -> str:
 def _draft(state: ParallelModel, folder: str, position: Position, keep: int) -> Draft:
     """List what this process writes of a checkpoint; values are read when they are written."""
     world, everyone = state.world, state.session.mesh
-    token = first(world, "starting a checkpoint", lambda: secrets.token_hex(4))
+    token = on_first(world, "starting a checkpoint", lambda: secrets.token_hex(4))
     variables = state.named_variables()
     laid = {name: _Laid.of(v, everyone) for name, v in variables.items()}
     chosen = _writers(variables, laid)
@@ -131,16 +131,6 @@ def _draft(state: ParallelModel, folder: str, position: Position, keep: int) -> 
     temporary = temporary_folder(folder, position.step, token)
     info = {**dataclasses.asdict(position), **ModelRecord.of(state, variables).to_info()}
     return Draft(temporary, parts, everyone.size, info, keep)
-
-
-def first(world: World | None, what: str, make: Callable[[], Any]) -> Any:
-    """Make a value on the first rank and return it on all ranks; see `World.first`."""
-    return make() if world is None else world.first(what, make)
-
-
-def each(world: World | None, what: str, act: Callable[[], None]) -> None:
-    """Act on every rank; an error of one is everyone's. See `World.each`."""
-    act() if world is None else world.each(what, act)
 
 
 class _Laid(NamedTuple):

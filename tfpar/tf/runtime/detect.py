@@ -9,8 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfpar.cluster.description import Cluster
-from tfpar.cluster.lookup import find_cluster, fit_to_mesh, read_preset
-from tfpar.cluster.this_machine import cpu_processes, host_memory
+from tfpar.cluster.lookup import cpu_processes, find_cluster, fit_to_mesh, host_memory, read_preset
 from tfpar.spec import Mesh, TfparError
 from tfpar.tf.distributed.world import this_world
 from tfpar.tf.runtime.devices import num_gpus

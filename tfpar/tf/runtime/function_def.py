@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2, function_pb2, node_def_pb2
 
-from tfpar.ir.graph import DType, Op, Tensor
+from tfpar.ir.graph import DType, Op
 from tfpar.tf.interop import runtime
 from tfpar.tf.interop.attributes import write_attr
 from tfpar.tf.interop.graphs import op_definition
@@ -221,8 +221,3 @@ def _output_args(op: Op) -> list[tuple[str, int]]:
         else:
             out.append((arg.name, 1))
     return out
-
-
-def edge_of(tensor: Tensor, node: str) -> str:
-    """The function edge of an output of `node`, which runs `tensor.op`."""
-    return f"{node}:{output_edges(tensor.op)[tensor.index]}"

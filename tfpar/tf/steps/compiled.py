@@ -18,15 +18,14 @@ from tfpar.compile import (
     recompute_step,
     simplify_step,
 )
-from tfpar.compile.dump import dump_of
 from tfpar.compile.local.local_graph import StagePass
 from tfpar.compile.local.packing import DEFAULT_BUCKET_BYTES
 from tfpar.compile.local.rank_local_axis import NotRepeatableError
 from tfpar.compile.local.scatter_gather import Slicing
 from tfpar.compile.local.stage_split import PipelineLowering
 from tfpar.compile.local.xla_regions import find_uncompiled_ops
-from tfpar.compile.passes import Observer, ignore_pass
-from tfpar.cost.slices import ScatterGatherCost
+from tfpar.compile.passes import Observer, dump_of, ignore_pass
+from tfpar.cost.stage_transfers import ScatterGatherCost
 from tfpar.ir.graph import Graph, Op, Tensor, Variable
 from tfpar.ir.names import VariableName
 from tfpar.ir.roles import BACKWARD, Roles
@@ -44,9 +43,15 @@ from tfpar.progress import Reporter, reporting
 from tfpar.propagation.prepared_graph import PreparedGraph, prepare
 from tfpar.propagation.uneven_batch import UnevenSplitError
 from tfpar.spec import TfparError
-from tfpar.tf.capture.batches import batch_size_of, global_specs, hashable
-from tfpar.tf.capture.step import CapturedStep, argument_specs, capture_step
-from tfpar.tf.distributed.models import agree_on_model
+from tfpar.tf.capture.step import (
+    CapturedStep,
+    argument_specs,
+    batch_size_of,
+    capture_step,
+    global_specs,
+    hashable,
+)
+from tfpar.tf.distributed.consistency import agree_on_model
 from tfpar.tf.interop.xla import XlaKernels
 from tfpar.tf.runtime.executable import Executable
 from tfpar.tf.session import Session

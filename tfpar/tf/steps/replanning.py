@@ -15,7 +15,7 @@ from typing import NamedTuple
 from tfpar.cluster.description import Cluster
 from tfpar.plans import Plan
 from tfpar.spec import PlanError, TfparError
-from tfpar.tf.capture.batches import batch_size_of
+from tfpar.tf.capture.step import batch_size_of
 from tfpar.tf.runtime.executable import Executable
 from tfpar.tf.session import Session
 from tfpar.tf.steps.compiled import CompiledFunction

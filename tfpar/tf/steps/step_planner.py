@@ -11,7 +11,7 @@ from tfpar.cluster.description import Cluster
 from tfpar.constraints import Constraint, collect_layer_specs
 from tfpar.ir.roles import Roles, trains
 from tfpar.observability.report.announcement import SearchSummary
-from tfpar.pipeline.actor_ranks import groups_of
+from tfpar.pipeline.pipeline import groups_of
 from tfpar.planning.completion import cost_on_one_device
 from tfpar.planning.incumbent import SearchInterrupted
 from tfpar.planning.inter_op.stage_planner import assign_stages

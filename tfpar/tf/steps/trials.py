@@ -15,23 +15,25 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfpar.compile.local.rank_local_axis import NotRepeatableError
-from tfpar.ir.lasting_effects import find_lasting_effect
+from tfpar.ir.effects import find_lasting_effect
 from tfpar.ir.roles import changes_weights
-from tfpar.observability.report.trials import trial_text
+from tfpar.observability.report.candidates import trial_text
 from tfpar.planning.candidates import name_of_plan
 from tfpar.planning.deadline import Deadline
 from tfpar.plans import Candidate, Plan
 from tfpar.progress import Reporter, reporting
 from tfpar.spec import TfparError
-from tfpar.tf.capture.batches import batch_size_of, global_specs
-from tfpar.tf.capture.step import CapturedStep, argument_specs
+from tfpar.tf.capture.step import CapturedStep, argument_specs, batch_size_of, global_specs
 from tfpar.tf.distributed.exchange import PeerLostError
 from tfpar.tf.runtime.executable import Executable
 from tfpar.tf.steps.compiled import CompiledFunction
-from tfpar.tf.variables.snapshot import VariableSnapshot
+from tfpar.tf.variables.parallel_variable import ParallelVariable
+from tfpar.tf.variables.states import Sharded
+from tfpar.tf.variables.values import plain_variable
 
 if TYPE_CHECKING:
     from tfpar.tf.distributed.world import World
@@ -184,3 +186,35 @@ class _Trials:
 def _read(value: Any) -> None:
     if isinstance(value, tf.Tensor):
         value.numpy()
+
+
+# --- snapshots ------------------------------------------------------------------------------
+
+
+class VariableSnapshot:
+    """Snapshot, in host memory, of the shards that this process stores of variables.
+
+    Where ranks are processes, each keeps and puts back its own shards, and waits for no other.
+
+    Args:
+        variables: of a program that is linked; one that it lays on no ranks it does not change.
+    """
+
+    def __init__(self, variables: Sequence[ParallelVariable]) -> None:
+        self._kept: list[tuple[ParallelVariable, Sharded, dict[int, np.ndarray]]] = []
+        for variable in variables:
+            state = variable.state
+            if isinstance(state, Sharded):
+                values = {rank: shard.numpy() for rank, shard in state.stored.items()}
+                self._kept.append((variable, state, values))
+
+    def put_back(self) -> None:
+        """Lay the variables as they were, with the values that they had."""
+        with tf.init_scope():
+            for variable, state, values in self._kept:
+                variable.let_go()
+                stored = {}
+                for rank, value in values.items():
+                    with tf.device(state.ranks.devices[rank]):
+                        stored[rank] = plain_variable(tf.convert_to_tensor(value))
+                variable.take(dataclasses.replace(state, stored=stored))

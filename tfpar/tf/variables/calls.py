@@ -8,8 +8,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfpar.tf.interop.variable_calls import READ, WRITE, add_call, traced_call
-from tfpar.tf.interop.variables import UninitializedVariable, note_use
+from tfpar.tf.interop.variables import (
+    READ,
+    WRITE,
+    UninitializedVariable,
+    add_call,
+    note_use,
+    traced_call,
+)
 from tfpar.tf.variables.states import Sharded
 
 
@@ -37,7 +43,7 @@ class Calls:
     """Reads and writes of one variable in one state, each a function that is traced once.
 
     In what leaves the process they become those of an ordinary variable
-    (`tf.interop.variable_calls`): neither its shards nor collectives are left then.
+    (`tf.interop.variables`): neither its shards nor collectives are left then.
 
     Args:
         handle, name, shape, dtype: of the variable.

@@ -34,11 +34,10 @@ from tfpar.tf.interop.variables import (
     without_tapes,
 )
 from tfpar.tf.variables.calls import Calls
-from tfpar.tf.variables.handles import plain_variable, release, store
 from tfpar.tf.variables.initial.shard import ShardSource, shard_values
-from tfpar.tf.variables.sharding import cut_shard
 from tfpar.tf.variables.states import Pending, Sharded, State, Whole
 from tfpar.tf.variables.tracing_context import is_capturing, is_inferring_shapes, is_tracing
+from tfpar.tf.variables.values import cut_shard, plain_variable, release, store
 
 if TYPE_CHECKING:
     from tfpar.tf.distributed.world import World

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from tfpar.spec import Mesh, Shard, Spec
-from tfpar.tf.variables.sharding import cut_shard, join_shards
+from tfpar.tf.variables.values import cut_shard, join_shards
 
 if TYPE_CHECKING:
     from tfpar.tf.distributed.world import World

@@ -16,7 +16,7 @@ from tfpar.tf.variables.initial.shard_source import (
     open_keras_weights,
     stored_dtype,
 )
-from tfpar.tf.variables.sharding import cut_shard
+from tfpar.tf.variables.values import cut_shard
 
 rng = np.random.default_rng(0)
 LAYOUTS = (

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfpar.spec import Mesh, Replicate, Shard, SpecError
 from tfpar.tf.variables.initial.blocks import BlockProgram, block_program
 from tfpar.tf.variables.initial.shard import shard_value, shard_values
-from tfpar.tf.variables.sharding import cut_shard
+from tfpar.tf.variables.values import cut_shard
 
 LIMIT = 700  # bytes: many blocks, even for small values
 SHAPES = ((64, 48), (7, 5), (3, 3, 8, 16), (5,), (1, 4096), ())

@@ -14,19 +14,19 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 
 import numpy as np
 
-from tfpar.cost.buckets import in_buckets_of
 from tfpar.cost.memory import live_peak
 from tfpar.cost.packing_gain import PackingKey
 from tfpar.cost.pricer import Pricer, VariableBytes, shard_bytes
+from tfpar.cost.terms import in_buckets_of
 from tfpar.ir.graph import Graph, Op, Variable, itemsize
 from tfpar.ir.graph_nodes import GraphNode, NodeGraph
 from tfpar.ir.roles import BACKWARD, FORWARD, PHASES, Roles, When
 from tfpar.observability.report.data.schema import Collective, Phase
 from tfpar.observability.report.data.schema import When as MovedWhen
 from tfpar.plans import Plan
-from tfpar.propagation.communication import Communication
 from tfpar.propagation.follow import followed_weights
 from tfpar.propagation.partitioned_graph import PartitionedGraph
+from tfpar.propagation.reshard import Communication
 from tfpar.spec import Spec
 
 ALL_TENSORS = 10**9

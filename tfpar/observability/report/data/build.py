@@ -17,28 +17,29 @@ from tfpar.ir.graph import Graph, Op, Shape, Tensor, itemsize
 from tfpar.ir.graph_nodes import GraphNode, NodeGraph, cluster
 from tfpar.ir.roles import FORWARD, Roles
 from tfpar.ir.shared_subgraphs import Signatures, prune_graph, repeated_blocks
+from tfpar.observability.report.candidates import explain_rejection
 from tfpar.observability.report.data.attribution import shares_of, stage_of_layer
 from tfpar.observability.report.data.diagnosis import PlanDiagnosis
-from tfpar.observability.report.data.layers import layers_of
-from tfpar.observability.report.data.overview import build_overview, cost_of, machines_of, parts_of
-from tfpar.observability.report.data.paths import paths_of
-from tfpar.observability.report.data.pipeline import pipeline_of
+from tfpar.observability.report.data.layers import layers_of, paths_of
+from tfpar.observability.report.data.overview import (
+    build_overview,
+    cost_of,
+    machines_of,
+    parts_of,
+    pipeline_of,
+)
 from tfpar.observability.report.data.schema import (
     CandidateSummary,
-    Collective,
     FlowSummary,
     Input,
-    LayerSummary,
     Padding,
     Repeat,
     Report,
     RunWhole,
-    VariableSummary,
     WithoutRule,
     read_report,
 )
 from tfpar.observability.report.data.variables import variables_of
-from tfpar.observability.report.rejected_candidates import explain_rejection
 from tfpar.observability.report.variables import placement_text
 from tfpar.plans import Candidate, Plan
 from tfpar.propagation.partitioned_graph import PartitionedGraph
@@ -61,39 +62,36 @@ def build_report(plan: Plan, partitioned: PartitionedGraph | None = None) -> Rep
         saved = read_report(plan.report, "the plan")
         if _tells_of(saved, plan):
             return saved
-    with collection_paused():
-        step = _Step() if partitioned is None else _step(plan, partitioned)
-    if partitioned is None:
-        step = dataclasses.replace(step, variables=variables_of(plan, None, None, {}))
-    told = PlanDiagnosis(
+    report = Report(
+        tfpar_version=plan.tfpar_version,
+        verdict="",
         facts=build_overview(plan),
         machines=machines_of(plan),
         cost=cost_of(plan),
-        layers=step.layers,
-        collectives=step.collectives,
-        pipeline=pipeline_of(plan, step.variables, step.layers),
+        layers=(),
+        variables=variables_of(plan, None, None, {}) if partitioned is None else (),
+        collectives=(),
+        flows=(),
+        inputs=(),
+        pipeline=None,
         candidates=tuple(candidates_of(plan)),
-        without_rule=step.without_rule,
-        run_whole=step.run_whole,
-    )
-    return Report(
-        tfpar_version=plan.tfpar_version,
-        verdict=told.verdict(),
-        facts=told.facts,
-        machines=told.machines,
-        cost=told.cost,
-        layers=step.layers,
-        variables=step.variables,
-        collectives=step.collectives,
-        flows=step.flows,
-        inputs=step.inputs,
-        pipeline=told.pipeline,
-        candidates=tuple(told.candidates),
         what_if=(),
-        planned_ops=step.planned_ops,
-        padding=step.padding,
-        without_rule=step.without_rule,
-        run_whole=step.run_whole,
+        planned_ops={},
+        padding=None,
+        without_rule=(),
+        run_whole=(),
+        warnings=(),
+        hints=(),
+    )
+    if partitioned is not None:
+        with collection_paused():
+            report = _with_step(report, plan, partitioned)
+    stages = pipeline_of(plan, report.variables, report.layers)
+    report = dataclasses.replace(report, pipeline=stages)
+    told = PlanDiagnosis(report)
+    return dataclasses.replace(
+        report,
+        verdict=told.verdict(),
         warnings=tuple(told.warnings()),
         hints=tuple(told.hints()),
     )
@@ -108,22 +106,8 @@ def _tells_of(report: Report, plan: Plan) -> bool:
     return (facts, report.cost, laid) == (own, cost_of(plan), planned)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Step:
-    """Part of a `Report` that is read from the plan's partitioned graph."""
-
-    layers: tuple[LayerSummary, ...] = ()
-    variables: tuple[VariableSummary, ...] = ()
-    collectives: tuple[Collective, ...] = ()
-    flows: tuple[FlowSummary, ...] = ()
-    inputs: tuple[Input, ...] = ()
-    planned_ops: dict[str, int] = dataclasses.field(default_factory=dict)
-    padding: Padding | None = None
-    without_rule: tuple[WithoutRule, ...] = ()
-    run_whole: tuple[RunWhole, ...] = ()
-
-
-def _step(plan: Plan, partitioned: PartitionedGraph) -> _Step:
+def _with_step(report: Report, plan: Plan, partitioned: PartitionedGraph) -> Report:
+    """Return `report` with what is read from the plan's partitioned graph."""
     graph = partitioned.graph
     roles = Roles.of(graph, jit_compile=partitioned.jit_compile)
     roles = dataclasses.replace(roles, wire_dtypes=partitioned.wire_dtypes)
@@ -136,7 +120,8 @@ def _step(plan: Plan, partitioned: PartitionedGraph) -> _Step:
     repeats = repeats_of(graph, nodes, roles, paths)
     types = {op.name: op.type for op in graph.ops}
     planned = collections.Counter(types[name] for name in plan.ops if name in types)
-    return _Step(
+    return dataclasses.replace(
+        report,
         layers=layers_of(plan, partitioned, roles, nodes, paths, repeats, stages, shares),
         variables=variables_of(plan, partitioned, nodes, paths),
         collectives=shares.collectives,

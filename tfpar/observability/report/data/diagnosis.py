@@ -3,20 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from tfpar.observability.report.data.schema import (
-    CandidateSummary,
-    Collective,
-    CostSummary,
-    Facts,
-    LayerSummary,
-    Machines,
-    PipelineSummary,
-    RunWhole,
-    WithoutRule,
-)
-from tfpar.observability.report.slower import why_slower
+from tfpar.observability.report.data.schema import CandidateSummary, Collective, Report
 from tfpar.spec.quantities import format_bytes, format_seconds
 
 MOST_HINTS = 3
@@ -24,21 +13,13 @@ MOST_HINTS = 3
 
 @dataclasses.dataclass(frozen=True)
 class PlanDiagnosis:
-    """Diagnosis of a plan; its attributes are those of a `Report`."""
+    """Diagnosis of a plan, from its report, which lacks no more than this."""
 
-    facts: Facts
-    machines: Machines | None
-    cost: CostSummary | None
-    layers: Sequence[LayerSummary]
-    collectives: Sequence[Collective]
-    pipeline: PipelineSummary | None
-    candidates: Sequence[CandidateSummary]
-    without_rule: Sequence[WithoutRule]
-    run_whole: Sequence[RunWhole]
+    report: Report
 
     def verdict(self) -> str:
         """One sentence: what the plan is, and what it gains."""
-        facts, cost = self.facts, self.cost
+        facts, cost = self.report.facts, self.report.cost
         ranks = f"{facts.ranks} rank{'s' if facts.ranks > 1 else ''}"
         text = f"{facts.where} ({ranks}), {facts.batch}"
         if cost is None:
@@ -48,7 +29,7 @@ class PlanDiagnosis:
         if alone is not None and alone.seconds is not None and facts.ranks > 1 and cost.seconds:
             times = alone.seconds / cost.seconds
             text += f", {times:.1f} times as fast as one device"
-        limit = None if self.machines is None else self.machines.memory_limit
+        limit = None if self.report.machines is None else self.report.machines.memory_limit
         stored = format_bytes(cost.memory_bytes)
         text += f"; {stored} a device"
         if limit:
@@ -56,12 +37,12 @@ class PlanDiagnosis:
         return f"{text}."
 
     def _baseline(self, name: str) -> CandidateSummary | None:
-        found = (c for c in self.candidates if c.kind == "baseline" and c.name == name)
+        found = (c for c in self.report.candidates if c.kind == "baseline" and c.name == name)
         return next(found, None)
 
     def warnings(self) -> Iterator[str]:
         """Yield the warnings that a user should know before trusting the plan."""
-        facts, cost = self.facts, self.cost
+        facts, cost = self.report.facts, self.report.cost
         if facts.cut_short:
             yield (
                 "The search was cut short before its end: there may be better plans. "
@@ -83,17 +64,17 @@ class PlanDiagnosis:
             )
             if slower:
                 yield f"{slower[0].upper()}{slower[1:]}."
-        limit = None if self.machines is None else self.machines.memory_limit
+        limit = None if self.report.machines is None else self.report.machines.memory_limit
         if cost is not None and limit and cost.memory_bytes > limit:
             yield (
                 f"It does not fit: a device would store {format_bytes(cost.memory_bytes)} of "
                 f"{format_bytes(limit)}."
             )
-        if self.without_rule:
-            types = ", ".join(found.type for found in self.without_rule)
+        if self.report.without_rule:
+            types = ", ".join(found.type for found in self.report.without_rule)
             yield f"Ops without a rule run replicated: {types}."
-        if self.run_whole:
-            count = len(self.run_whole)
+        if self.report.run_whole:
+            count = len(self.report.run_whole)
             what = "a loop, branch or call runs" if count == 1 else f"{count} loops and calls run"
             yield f"Along some axis {what} whole: the bodies would need collectives."
 
@@ -103,12 +84,12 @@ class PlanDiagnosis:
         return found[:MOST_HINTS]
 
     def _dearest(self) -> Iterator[str]:
-        cost = self.cost
-        total = sum(one.seconds for one in self.collectives)
+        cost = self.report.cost
+        total = sum(one.seconds for one in self.report.collectives)
         if cost is None or not total:
             return
         by_kind: dict[tuple[str, tuple[str, ...]], list[Collective]] = {}
-        for one in self.collectives:
+        for one in self.report.collectives:
             by_kind.setdefault((one.kind, one.axes), []).append(one)
         (kind, axes), same = max(by_kind.items(), key=lambda i: sum(c.seconds for c in i[1]))
         seconds = sum(one.seconds for one in same)
@@ -122,10 +103,10 @@ class PlanDiagnosis:
         )
 
     def _largest(self) -> Iterator[str]:
-        total = sum(layer.memory.total for layer in self.layers)
+        total = sum(layer.memory.total for layer in self.report.layers)
         if not total:
             return
-        largest = max(self.layers, key=lambda layer: layer.memory.total)
+        largest = max(self.report.layers, key=lambda layer: layer.memory.total)
         kinds = {
             "weights": largest.memory.weights,
             "slots": largest.memory.slots,
@@ -140,11 +121,38 @@ class PlanDiagnosis:
 
     def _nearest(self) -> Iterator[str]:
         """Yield a hint on the fastest rejected candidate, and by how much it lost."""
-        cost = self.cost
+        cost = self.report.cost
         others = [
-            c for c in self.candidates if c.kind in ("layout", "pipeline") and c.seconds is not None
+            c
+            for c in self.report.candidates
+            if c.kind in ("layout", "pipeline") and c.seconds is not None
         ]
         if cost is None or not others:
             return
         nearest = min(others, key=lambda c: c.seconds or 0.0)
         yield f"Next best: {nearest.name}, {nearest.why}."
+
+
+# --- slower than one device -----------------------------------------------------------------
+
+TELLABLE = 0.02
+"""By what part of a step a plan has to be slower for a word of it."""
+
+
+def why_slower(
+    seconds: float, one_device_s: float, *, ranks: int, fits: bool, is_constrained: bool
+) -> str:
+    """Explain why a plan that takes `seconds` was taken, as the end of a sentence.
+
+    It is empty if the plan is not slower than one device.
+
+    Args:
+        fits: one device has room for the step.
+        is_constrained: the plan keeps to constraints.
+    """
+    if ranks == 1 or seconds <= one_device_s * (1 + TELLABLE):
+        return ""
+    if not fits:
+        return "slower than one device, which has no room for it"
+    asked = "constraints ask for it" if is_constrained else f"the mesh asks for {ranks} ranks"
+    return f"slower than one device, which has room: {asked}"

@@ -1,1 +1,51 @@
-"""The report of a plan as one file of HTML."""
+"""A `Report` as one file of HTML that needs no other: the template with its files filled in.
+
+`assets/index.html` names what goes where: `{{js/graph.js}}` stands for the text of that file, and
+three names for what is made here: `{{title}}`, `{{hashes}}` of the scripts, which are all that the
+page may run, and `{{report}}`, the report's JSON, compressed.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import html
+import re
+from importlib import resources
+
+import msgspec
+
+from tfpar.observability.report.data.schema import Report
+
+_MARK = re.compile(r"\{\{([\w./-]+)\}\}")
+_TEMPLATE = "index.html"
+
+
+def render_page(report: Report) -> str:
+    """The page that shows `report`, as text in UTF-8."""
+    template = _asset(_TEMPLATE)
+    files = {name: _asset(name) for name in _MARK.findall(template) if "." in name}
+    made = {
+        "title": html.escape(report.facts.model or "plan"),
+        "hashes": " ".join(_hash(text) for name, text in files.items() if name.endswith(".js")),
+        "report": _packed(report),
+    }
+    return _MARK.sub(lambda mark: {**files, **made}[mark[1]], template)
+
+
+def _asset(name: str) -> str:
+    """The text of a file of the page; those of libraries lie beside its own."""
+    folder = "." if name.startswith("vendor/") else "assets"
+    return (resources.files(__package__) / folder / name).read_text(encoding="utf-8")
+
+
+def _hash(script: str) -> str:
+    """Return the hash by which a Content-Security-Policy allows this script."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def _packed(report: Report) -> str:
+    """Compress a report's JSON by gzip and base64: a tenth of the size, and safe in HTML."""
+    packed = gzip.compress(msgspec.json.encode(report), mtime=0)
+    return base64.b64encode(packed).decode()

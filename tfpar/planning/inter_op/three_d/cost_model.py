@@ -29,8 +29,7 @@ from typing import NamedTuple
 from tfpar.cluster.description import Cluster
 from tfpar.cost.closed_form import pipeline_seconds
 from tfpar.cost.critical_path import Shape, least_seconds
-from tfpar.cost.pipeline_model import StageNetwork, StageProfile
-from tfpar.cost.route_merging import merge_symmetric_routes
+from tfpar.cost.pipeline_model import StageNetwork, StageProfile, merge_symmetric_routes
 from tfpar.cost.simulator import simulate
 from tfpar.cost.timeline import SimulatedTimeline
 from tfpar.pipeline.generators import generate

@@ -40,10 +40,10 @@ from tfpar.planning.intra_op.rhino.growth import Growth
 from tfpar.planning.problem import Problem
 from tfpar.propagation.decide import OpStrategy
 from tfpar.propagation.engine import propagate
-from tfpar.propagation.expansions import expand_decision
 from tfpar.propagation.factors import WHOLE
 from tfpar.propagation.partitioned_graph import Decision, OpPlan
 from tfpar.propagation.prepared_graph import PreparedGraph
+from tfpar.propagation.rule_decision import expand_decision
 from tfpar.spec import (
     Mesh,
     Partial,

@@ -9,8 +9,8 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from tfpar.cost.buckets import BUCKET_SIZES
 from tfpar.cost.evaluation import evaluate
+from tfpar.cost.terms import BUCKET_SIZES
 from tfpar.ir.graph import Op
 from tfpar.planning.deadline import Deadline
 from tfpar.planning.folding.folded_model import FoldedModel

@@ -23,7 +23,7 @@ from tfpar.tf.runtime.function_def import (
     const_attrs,
     serialize_attrs,
 )
-from tfpar.tf.variables.handles import plain_variable
+from tfpar.tf.variables.values import plain_variable
 
 
 class ProcessProgram:

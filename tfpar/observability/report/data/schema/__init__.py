@@ -10,14 +10,6 @@ the stage that works most (of all layers, where there are no stages) are `parts`
 "collectives" and "gradients" together, "hidden" ones taken off.
 """
 
-from tfpar.observability.report.data.schema.compared import CandidateSummary, WhatIf
-from tfpar.observability.report.data.schema.pipeline import (
-    PipelineSummary,
-    ScheduleTime,
-    Stage,
-    TaskSummary,
-    TransferSummary,
-)
 from tfpar.observability.report.data.schema.plan import (
     Axis,
     ByPhase,
@@ -27,8 +19,20 @@ from tfpar.observability.report.data.schema.plan import (
     LinkSummary,
     Machines,
     PartOfStep,
+    PipelineSummary,
+    ScheduleTime,
+    Stage,
+    TaskSummary,
+    TransferSummary,
 )
-from tfpar.observability.report.data.schema.report import FORMAT, VERSION, Report, read_report
+from tfpar.observability.report.data.schema.report import (
+    FORMAT,
+    VERSION,
+    CandidateSummary,
+    Report,
+    WhatIf,
+    read_report,
+)
 from tfpar.observability.report.data.schema.step import (
     Collective,
     FlowSummary,

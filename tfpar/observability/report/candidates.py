@@ -1,0 +1,124 @@
+"""Candidates as text: those that a search of pipelines rejected, and why; those that were tried."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tfpar.observability.report.data.schema import CandidateSummary
+from tfpar.observability.report.tables import render_table
+from tfpar.spec.quantities import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from tfpar.cost.cost import Cost
+    from tfpar.plans import Candidate, Plan
+
+COLUMNS = (
+    "Pipeline",
+    "A step",
+    "Compute",
+    "Collectives",
+    "Gradients",
+    "Transfers",
+    "Bubble",
+    "Memory",
+    "Why not",
+)
+
+
+def rivals_table(candidates: Sequence[CandidateSummary]) -> str:
+    """Format the rejected candidates: cost by part, and what would have to change for each to win.
+
+    Collectives are what forward and backward pass and update wait for; gradients are what is not
+    hidden of their sums, transfers what a rank waits for what other stages send, and the bubble
+    what it waits for their work.
+    """
+    plan = next(c for c in candidates if c.kind == "plan")
+    rows = [["(taken)", *_cells(plan), ""]]
+    rows += [[c.name, *_cells(c), c.why] for c in candidates if c.kind == "pipeline"]
+    return render_table("Pipelines that were compared", COLUMNS, rows, numeric=range(1, 8))
+
+
+def _cells(candidate: CandidateSummary) -> list[str]:
+    if candidate.seconds is None or candidate.memory_bytes is None:
+        return [""] * 7
+    parts = {part.name: part.seconds for part in candidate.parts}
+    waited = parts.get("collectives", 0.0) + parts.get("hidden", 0.0)
+    others = [parts.get(name, 0.0) for name in ("gradients", "transfers", "bubble")]
+    seconds = [candidate.seconds, parts.get("compute", 0.0), waited, *others]
+    return [*map(format_seconds, seconds), format_bytes(candidate.memory_bytes)]
+
+
+def explain_rejection(rival: Candidate, plan: Plan) -> str:
+    """Explain why a candidate was rejected, and what would have to change for it to win."""
+    assert plan.cost is not None
+    if rival.cost is None:
+        return rival.reason
+    limit = math.inf if plan.cluster is None else max(d.memory_bytes for d in plan.cluster.devices)
+    if rival.cost.memory_bytes > limit:
+        return f"does not fit: a rank would store {format_bytes(rival.cost.memory_bytes)}"
+    late = rival.cost.seconds - plan.cost.seconds
+    measured = {trial.name: trial.measured_s for trial in plan.findings.trials}
+    its = measured.get(rival.name)
+    if its is not None:
+        assert plan.findings.trials[0].measured_s is not None, "what was taken was measured"
+        return f"measured {format_seconds(its - plan.findings.trials[0].measured_s)} slower"
+    if late <= 0:
+        return f"nearer than predictions can tell, and has more stages{_links(rival.links)}"
+    part, seconds = max(_seconds(rival.cost).items(), key=lambda item: item[1])
+    slower = f"{format_seconds(late)} slower"
+    if rival.links is not None:
+        return f"{slower}{_links(rival.links)}"
+    if seconds <= late:
+        return f"{slower}: no part of it alone makes up for that"
+    percent = math.ceil(1000 * late / seconds - 1e-9) / 10
+    return f"{slower}: {part} would have to take {percent:g} % less"
+
+
+def _links(factor: float | None) -> str:
+    """Format the link speed at which a candidate wins, in two digits, rounded away from 1."""
+    if factor is None:
+        return ""
+    times = max(factor, 1 / factor)
+    unit = 10.0 ** (math.floor(math.log10(times)) - 1)
+    times = math.ceil(times / unit - 1e-9) * unit
+    return f"; taken if links were {times:.4g} times {'faster' if factor > 1 else 'slower'}"
+
+
+def _seconds(cost: Cost) -> dict[str, float]:
+    return {
+        "compute": sum(cost.compute_s),
+        "collectives": sum(cost.communication_s) - cost.hidden_s,
+        "gradients": cost.exposed_s,
+        "transfers": cost.transfer_s,
+        "the bubble": cost.bubble_s,
+    }
+
+
+# --- trials ---------------------------------------------------------------------------------
+
+_TRIAL_COLUMNS = ("Plan", "Predicted", "Measured", "Measured / predicted", "Why not")
+
+
+def trials_table(trials: Sequence[CandidateSummary]) -> str:
+    """Format each plan that was tried, the one that was taken first."""
+    rows = []
+    for trial in trials:
+        predicted, measured = trial.seconds, trial.measured_s
+        ratio = f"{measured / predicted:.2f}" if measured and predicted else ""
+        rows.append([trial.name, _shown(predicted), _shown(measured), ratio, trial.why])
+    return render_table("Plans that were tried", _TRIAL_COLUMNS, rows, numeric=range(1, 4))
+
+
+def trial_text(trial: Candidate) -> str:
+    """`tried no stages, data=2: 12.00 ms a step (predicted 10.00 ms)`."""
+    assert trial.measured_s is not None, "a trial that ran"
+    text = f"tried {trial.name}: {format_seconds(trial.measured_s)} a step"
+    if not math.isfinite(trial.seconds):
+        return text
+    return f"{text} (predicted {format_seconds(trial.seconds)})"
+
+
+def _shown(seconds: float | None) -> str:
+    return "" if seconds is None else format_seconds(seconds)
