@@ -9,7 +9,7 @@ from tfpar.cost.sub_batch_cost import hidden_by_chunks
 
 
 def test_half_of_what_is_waited_for_hides_behind_two_chunks():
-    """Of `cost.overlap`."""
+    """Of `cost.sub_batch_cost`."""
     assert hidden_by_chunks(10e-3, 4e-3, 2, 1.0) == pytest.approx(2e-3)
     assert hidden_by_chunks(10e-3, 4e-3, 4, 1.0) == pytest.approx(3e-3)
     assert hidden_by_chunks(10e-3, 4e-3, 2, 0.2) == pytest.approx(1e-3)
