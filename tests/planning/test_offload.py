@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from tests.cases import deep_list
 from tests.planning.changes import changed
 from tests.planning.problems import Captured
 from tests.planning.test_slots import MACHINES, WHOLE, problem_of, weights_of
@@ -23,7 +24,7 @@ from tfpar.planning.memory.shard_slots import with_sharded_slots
 from tfpar.planning.pricing.price import price_whole
 from tfpar.planning.solve import find_plan
 from tfpar.plans import Offload, OffloadPlan, Plan
-from tfpar.spec import PlanError, SpecError
+from tfpar.spec import ArgumentError, PlanError, SpecError
 
 KERNELS = [4 * 64 * 64, 4 * 64 * 64, 4 * 64 * 6]
 """Bytes of the weights of `problem_of()`."""
@@ -48,6 +49,16 @@ def linked(problem, bandwidth: float, latency_s: float = 0.0):
     """`problem` on machines with such a link to their hosts."""
     link = dict(host_bandwidth=bandwidth, host_latency_s=latency_s)
     return changed(problem, cluster=MACHINES.with_device(**link))
+
+
+def test_patterns_are_checked_where_they_are_written():
+    assert Offload("table/.*", ["block_1"]) == Offload(("table/.*",), ("block_1",))
+    with pytest.raises(ArgumentError, match="Offload's optimizer is 3; it must be True, False, or"):
+        Offload(optimizer=3)
+    with pytest.raises(ArgumentError, match=r"Offload\(activations=\[.*\]\): the pattern is \["):
+        Offload(activations=deep_list())
+    with pytest.raises(SpecError, match=r"Offload\(optimizer='a\('\): the pattern is not a reg"):
+        Offload(optimizer=["a("])
 
 
 def test_what_is_offloaded_is_not_stored_and_crosses_the_link_twice(problem, fastest):
