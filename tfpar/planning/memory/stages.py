@@ -18,8 +18,9 @@ from tfpar.cluster.description import Cluster
 from tfpar.cost.pipeline_cost import PipelineCost
 from tfpar.planning.deadline import Deadline
 from tfpar.planning.incumbent import MakePlan, SearchInterrupted
-from tfpar.planning.memory.fit import MemoryFit
+from tfpar.planning.memory.fit import MemoryFit, MoveEstimate
 from tfpar.planning.memory.lower_limit import LimitedLayout, LowerLimit
+from tfpar.planning.memory.move_estimates import link_seconds_per_byte
 from tfpar.planning.memory.offload_moves import with_slots_away
 from tfpar.planning.memory.shard_slots import shard_slots
 from tfpar.planning.pricing.price import price_plan
@@ -79,8 +80,13 @@ class StagedFit:
         self._fit = MemoryFit(_excess)
         self.layout: Plan | None = None
         self.slot_moves = (
-            ChangeSlots(step, shard_slots, "shard slots"),
-            ChangeSlots(step, with_slots_away, "offload slots"),
+            ChangeSlots(step, shard_slots, "shard slots", 0.0),
+            ChangeSlots(
+                step,
+                with_slots_away,
+                "offload slots",
+                link_seconds_per_byte(step.problem.cluster),
+            ),
         )
 
     def run(self, layout: Plan) -> Plan:
@@ -171,15 +177,23 @@ class StagedFit:
 
 @dataclasses.dataclass(frozen=True)
 class ChangeSlots:
-    """The slots of a plan in stages, sharded or offloaded."""
+    """The slots of a plan in stages, sharded or offloaded.
+
+    Attributes:
+        seconds_per_byte: see `MoveEstimate`.
+    """
 
     step: StageStep
     change: SlotChange
     name: str
+    seconds_per_byte: float
+
+    def estimate(self, fit: MemoryFit) -> MoveEstimate:
+        return MoveEstimate(self.seconds_per_byte)
 
     def plans(self, fit: MemoryFit) -> Iterator[Plan]:
-        best = fit.best()
-        changed = None if fit.fits(best) else self.change(best, self.step.problem)
+        plan = fit.nearest_miss()
+        changed = None if plan is None else self.change(plan, self.step.problem)
         priced = None if changed is None else self.step.price(changed)
         if priced is not None:
             yield priced
@@ -204,6 +218,19 @@ class Reassign:
     layout: Plan
     slot_moves: tuple[ChangeSlots, ...]
     name: str = "another cut"
+
+    def estimate(self, fit: MemoryFit) -> MoveEstimate:
+        """Estimate what the busiest rank computes more: units that leave the fullest stage take
+        their part of its work to the others, as far as these have no time for it."""
+        plan = fit.best()
+        excess, staged = fit.excess(plan), _staged(plan)
+        if not excess:
+            return MoveEstimate()
+        full = max(staged.stages, key=lambda s: max(s.excess_bytes, s.host_excess_bytes))
+        work = {s.ranks: staged.seconds / (1 + s.bubble) for s in staged.stages}
+        time = sum(max(work.values()) - s for ranks, s in work.items() if ranks != full.ranks)
+        moved = work[full.ranks] * excess / max(full.peak_bytes + full.host_bytes, excess)
+        return MoveEstimate(max(0.0, moved - time) / excess)
 
     def plans(self, fit: MemoryFit) -> Iterator[Plan]:
         for _ in range(REASSIGNED):
