@@ -27,8 +27,8 @@ class MoveEstimate(NamedTuple):
     """What is known of a move before it is tried, in closed form: nothing is searched or priced.
 
     Attributes:
-        seconds_per_byte: that it adds to a step, at least, for each byte that a rank stores less;
-            0 where nothing is known, infinite for a move that is to be tried after all others.
+        seconds_per_byte: about what it adds to a step for each byte that a rank stores less; 0
+            where nothing is known, infinite for a move that is to be tried after all others.
         step_seconds: a lower bound of a step's seconds under all plans that it makes; 0 where none
             is known.
     """
@@ -136,11 +136,9 @@ class MemoryFit:
         """Return the fastest of the plans that fit, or that of which least is missing."""
         return min(self.tried, key=lambda plan: (self.excess(plan), seconds_or_zero(plan)))
 
-    def nearest_miss(self) -> Plan | None:
-        """Return the plan of which least is missing, among those that do not fit; None if all
-        do."""
-        misses = [plan for plan in self.tried if not self.fits(plan)]
-        return min(misses, key=self.excess, default=None)
+    def misses(self) -> list[Plan]:
+        """List the plans that do not fit, the one that lacks least first."""
+        return sorted((plan for plan in self.tried if not self.fits(plan)), key=self.excess)
 
     def is_settled(self) -> bool:
         """Whether a plan fits that predictions cannot tell from the fastest of all."""

@@ -6,8 +6,8 @@ arithmetic, of what it reads and writes, and of what it copies to its host and b
 
     least seconds = sum over ops of launch_s + max(flops / rate, bytes / memory_bandwidth) / ranks
 
-What is saved is known as well as that: an even share of what the backward pass no longer reads from
-memory, of as many microbatches as are kept at a time.
+What is saved is as much of it: an even share of what the backward pass no longer reads from memory,
+of as many microbatches as are kept at a time. Where ranks do and keep the same, both are more.
 
 Example: a block of 10^12 FLOPs on 4 ranks of 10^12 FLOP/s keeps 2 GB, 0.5 GB a rank. To compute it
 again takes 0.25 s at least, 0.5 ns for each byte. Copies at 10 GB/s there and back take 0.1 s, 0.2
@@ -16,11 +16,14 @@ ns for each byte, so the link is the cheaper way.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from tfpar.cluster.description import Cluster
 from tfpar.cost.op_compute import flops
 from tfpar.cost.update import update_seconds
 from tfpar.ir.constants import Constants
-from tfpar.ir.graph import Graph, Op, Tensor, itemsize
+from tfpar.ir.graph import Op, Tensor, itemsize
 from tfpar.ir.roles import Roles
 from tfpar.ir.traits import FREE, GIVES, ON_HOST, READ_PART, REGIONS, is_free
 from tfpar.planning.memory.fit import MoveEstimate
@@ -29,16 +32,15 @@ from tfpar.rules.registry import find_rule
 
 
 def estimate_change(problem: Problem, changed: Problem) -> MoveEstimate:
-    """Estimate the move from a problem to that of the changed step.
+    """Estimate the move from a problem to that of the changed step: seconds added over bytes saved.
 
-    The seconds that are added, over the bytes that a rank stores less. A gradient sum that is still
-    on its way may hide some of them, which is left out.
+    That gradients are summed meanwhile, which hides some of what is added, is left out.
     """
     seconds = least_step_seconds(changed)
     added = seconds - least_step_seconds(problem)
     saved = activation_bytes(problem) - activation_bytes(changed)
     freed = problem.batch.kept_part * saved / problem.meshes[0].mesh.size
-    return MoveEstimate(max(0.0, added) / freed if freed > 0 else 0.0, seconds)
+    return MoveEstimate(max(0.0, added) / freed if freed > 0 else math.inf, seconds)
 
 
 def link_seconds_per_byte(cluster: Cluster) -> float:
@@ -57,20 +59,12 @@ def least_step_seconds(problem: Problem) -> float:
 
 def activation_bytes(problem: Problem) -> int:
     """Return the bytes of what the backward pass of a whole step reads from memory."""
-    graph = problem.step.graph
-    known = problem.step.graph_memo.of(ActivationBytes)
-    if graph not in known:
-        kept = Roles.of(graph).activations
-        known[graph] = sum(t.num_bytes for t in kept if t.op.type not in FREE)
-    return known[graph]
+    kept = Roles.of(problem.step.graph).activations
+    return sum(t.num_bytes for t in kept if t.op.type not in FREE)
 
 
 class LeastStepSeconds(dict[int, float]):
     """Lower bounds of the seconds of a step, by the number of ranks."""
-
-
-class ActivationBytes(dict[Graph, int]):
-    """Bytes of the activations of steps, by graph."""
 
 
 def _least_step_seconds(problem: Problem, ranks: int) -> float:
@@ -110,5 +104,5 @@ def _op_seconds(
     return device.launch_s + max(arithmetic, moved / device.memory_bandwidth) / ranks
 
 
-def _bytes(tensors: list[Tensor]) -> int:
+def _bytes(tensors: Sequence[Tensor]) -> int:
     return sum(t.num_bytes for t in tensors if itemsize(t.dtype))

@@ -177,7 +177,8 @@ class StagedFit:
 
 @dataclasses.dataclass(frozen=True)
 class ChangeSlots:
-    """The slots of a plan in stages, sharded or offloaded.
+    """The slots of a plan in stages, sharded or offloaded: of the one that lacks least of those
+    whose slots are not so yet. What fits already may be slower.
 
     Attributes:
         seconds_per_byte: see `MoveEstimate`.
@@ -192,11 +193,13 @@ class ChangeSlots:
         return MoveEstimate(self.seconds_per_byte)
 
     def plans(self, fit: MemoryFit) -> Iterator[Plan]:
-        plan = fit.nearest_miss()
-        changed = None if plan is None else self.change(plan, self.step.problem)
-        priced = None if changed is None else self.step.price(changed)
-        if priced is not None:
-            yield priced
+        for plan in fit.misses():
+            changed = self.change(plan, self.step.problem)
+            if changed is not None and changed != plan:
+                priced = self.step.price(changed)
+                if priced is not None:
+                    yield priced
+                return
 
 
 class SlotChange(Protocol):
@@ -221,16 +224,16 @@ class Reassign:
 
     def estimate(self, fit: MemoryFit) -> MoveEstimate:
         """Estimate what the busiest rank computes more: units that leave the fullest stage take
-        their part of its work to the others, as far as these have no time for it."""
+        their part of its work to others, which have time for some of it."""
         plan = fit.best()
         excess, staged = fit.excess(plan), _staged(plan)
         if not excess:
             return MoveEstimate()
         full = max(staged.stages, key=lambda s: max(s.excess_bytes, s.host_excess_bytes))
         work = {s.ranks: staged.seconds / (1 + s.bubble) for s in staged.stages}
-        time = sum(max(work.values()) - s for ranks, s in work.items() if ranks != full.ranks)
+        idle = sum(max(work.values()) - s for ranks, s in work.items() if ranks != full.ranks)
         moved = work[full.ranks] * excess / max(full.peak_bytes + full.host_bytes, excess)
-        return MoveEstimate(max(0.0, moved - time) / excess)
+        return MoveEstimate(max(0.0, moved - idle) / excess)
 
     def plans(self, fit: MemoryFit) -> Iterator[Plan]:
         for _ in range(REASSIGNED):
