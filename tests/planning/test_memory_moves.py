@@ -148,9 +148,9 @@ def test_where_nothing_fits_it_is_the_plan_of_which_least_is_missing():
 # --- moves of steps ---------------------------------------------------------------------
 
 
-def machines(flops: float, host_bandwidth: float) -> Cluster:
+def machines(flops: float, host_bandwidth: float, ranks: int = 2) -> Cluster:
     device = Device({"float32": flops}, 2**40, flops / 10, 1e-6, host_bandwidth=host_bandwidth)
-    return Cluster.regular("two devices", device, [Level(2, 4e9, 1e-6)])
+    return Cluster.regular("equal devices", device, [Level(ranks, 4e9, 1e-6)])
 
 
 FAST_LINK = machines(1e10, 1e10)
@@ -271,6 +271,34 @@ def test_no_plan_is_slower_than_with_every_move(name):
             within = state_problem(saved(name), request, BATCH, state_ratio=2.0)
         found.append(never_slower(within, part))
     assert any(found)
+
+
+def staged(name: str, cluster: Cluster, part: float) -> tuple[Plan, Plan, int]:
+    """The plans of a saved step in two stages without a limit, and for a part of what that stores;
+    the number of searches for the second."""
+    from tfpar.pipeline import Pipeline
+
+    planner = Counting()
+    search = StepSearch(saved(name), BATCH, planner, state_ratio=2.0)
+    request = PlanRequest(Mesh.of([2]), cluster, pipeline=Pipeline(2, 2))
+    free, _ = search(request)
+    before, most = planner.searches, part * free.cost.memory_bytes
+    plan, _ = search(dataclasses.replace(request, cluster=cluster.with_memory(most)))
+    assert plan.cost.memory_bytes <= most
+    return free, plan, planner.searches - before
+
+
+def test_units_go_to_another_stage_before_slots_cross_a_slow_link():
+    free, plan, searches = staged("wide", machines(1e12, 1e9, 4), 0.9)
+    assert tried(plan) == ["another cut"] and searches <= 1
+    assert not plan.offloaded and plan.cost.seconds <= (1 + UNCERTAINTY) * free.cost.seconds
+
+
+@pytest.mark.slow
+def test_units_that_went_in_vain_go_again_with_slots_in_host_memory():
+    """There no cut fits with slots on devices, nor do the slots of the first cut help enough."""
+    _, plan, _ = staged("penalized", machines(1e10, 1e11, 4), 0.6)
+    assert tried(plan)[-1] == "another cut" and plan.offloaded.slots
 
 
 @pytest.mark.parametrize("pipeline_stages", [1, 2])

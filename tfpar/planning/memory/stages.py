@@ -169,7 +169,8 @@ class StagedFit:
     def moves(self) -> list[ChangeSlots | Reassign]:
         """Return the moves that search no layout, of the one that was found last."""
         assert self.layout is not None, "a layout that was found"
-        return [*self.slot_moves, Reassign(self._step, self.layout, self.slot_moves)]
+        layout = dataclasses.replace(self.layout, attempts=())  # they are in the log already
+        return [*self.slot_moves, Reassign(self._step, layout, self.slot_moves)]
 
     def lighter(self, plan: Plan, fit: MemoryFit) -> Plan:
         return fit.refine(plan, self.moves())
@@ -236,21 +237,30 @@ class Reassign:
         return MoveEstimate(max(0.0, moved - idle) / excess)
 
     def plans(self, fit: MemoryFit) -> Iterator[Plan]:
+        best = fit.best()
+        yield from self._cuts(best, fit)
+        if not fit.fits(fit.best()):  # units are weighed otherwise where slots are elsewhere
+            lighter = fit.refine(best, self.slot_moves)
+            if fit.excess(lighter) < fit.excess(best):
+                yield from self._cuts(lighter, fit)
+
+    def _cuts(self, plan: Plan, fit: MemoryFit) -> Iterator[Plan]:
+        """Cuts that lack ever less, the first less than `plan`, until one fits."""
         for _ in range(REASSIGNED):
-            best = fit.best()
-            if fit.fits(best):
+            if fit.fits(plan):
                 return
             try:
-                plan = self.step.assign(self.layout, before=best)
+                cut = self.step.assign(self.layout, before=plan)
             except PlanError:  # there is room for none
                 return
-            priced = self.step.price(plan)
+            priced = self.step.price(cut)
             if priced is None:
                 return
             cut = fit.refine(priced, self.slot_moves)
-            if fit.excess(cut) >= fit.excess(best):
+            if fit.excess(cut) >= fit.excess(plan):
                 return
             yield cut
+            plan = cut
 
 
 def with_prices(plan: Plan, problem: Problem, cluster: Cluster) -> Plan:
