@@ -24,7 +24,7 @@ from tfpar.plans import MemoryAttempt, Plan
 
 
 class MoveEstimate(NamedTuple):
-    """What is known of a move before it is tried, in closed form: nothing is searched or priced.
+    """Estimate of a move before it is tried, in closed form: nothing is searched or priced.
 
     Attributes:
         seconds_per_byte: about what it adds to a step for each byte that a rank stores less; 0

@@ -71,8 +71,8 @@ class LowerLimit:
     name: str = "another layout"
 
     def estimate(self, fit: MemoryFit) -> MoveEstimate:
-        """Comes last: the other moves are tried on each layout that is searched, so they are tried
-        on the first layout before."""
+        """Put the move last: the others are tried on each layout that is searched, and so on the
+        first layout before."""
         return MoveEstimate(math.inf)
 
     def plans(self, fit: MemoryFit) -> Iterator[Plan]:

@@ -113,8 +113,8 @@ class ShardSlots:
     name: str = "shard slots"
 
     def estimate(self, fit: MemoryFit) -> MoveEstimate:
-        """Nothing is added: gradients are scattered as they are summed, and what comes of them is
-        gathered, which moves as many bytes as their sum alone."""
+        """Estimate that nothing is added: gradients are scattered as they are summed, and what
+        comes of them is gathered, which moves as many bytes as their sum alone."""
         return MoveEstimate()
 
     def plans(self, fit: MemoryFit) -> Iterator[Plan]:
