@@ -30,7 +30,7 @@ from benchmarks.results import save
 from tfpar.tf.checkpoint import Reader, latest
 
 ROOT = Path(__file__).parents[1]
-RANKS = ROOT / "tests" / "distributed" / "faulty_ranks.py"
+RANKS = ROOT / "tests" / "tf" / "distributed" / "faulty_ranks.py"
 BACKEND = "horovod" if importlib.util.find_spec("horovod") else "tensorflow"
 ATTEMPT_S = 120.0
 EVERY = 2

@@ -94,7 +94,7 @@ class Training:
 
         import tfpar as tap
         from benchmarks import models
-        from tfpar.cost.evaluate import evaluate
+        from tfpar.cost.evaluation import evaluate
         from tfpar.ir.roles import Roles
         from tfpar.tf.keras.adapter import parallel_model
 

@@ -16,7 +16,7 @@ from benchmarks import models
 from benchmarks.plans_to_predict import BATCHES, SEARCHED, model_of, plans
 from tfpar.cluster.files import cluster_of
 from tfpar.compile import CompileOptions, compile_step, prepare_step
-from tfpar.cost.evaluate import evaluate
+from tfpar.cost.evaluation import evaluate
 from tfpar.ir.roles import Roles
 from tfpar.planning.meshes import input_spec
 from tfpar.planning.problems import batched_inputs

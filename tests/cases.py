@@ -39,6 +39,14 @@ def some_first(some: Iterable[tuple], every: Iterable[tuple]) -> list[tuple | Pa
     return [*chosen, *(nightly(*case) for case in others)]
 
 
+def deep_list() -> list[Any]:
+    """A list in lists, deeper than `repr` goes."""
+    found: list[Any] = []
+    for _ in range(5000):
+        found = [found]
+    return found
+
+
 def amounts(some: int, every: int) -> list[ParameterSet]:
     """Numbers of cases, as the parameter of a test that draws them itself."""
     return [

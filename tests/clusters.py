@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from tfpar.cluster.description import Cluster, Device, Level
-from tfpar.cluster.network import Link
+from tfpar.cluster import Cluster, Device, Level, Link
 
 
 def device(

@@ -9,22 +9,23 @@ import numpy as np
 import tensorflow as tf
 
 from tests.partitioned import Traced
-from tfpar.compile.local.chunks import split_batch
-from tfpar.compile.local.local_graph import TASK, LocalProgram, StagePass, build_local_program
-from tfpar.compile.local.microbatches import build_microbatched_program
-from tfpar.compile.local.packing import pack_collectives
-from tfpar.compile.local.programs import ProgramSet
-from tfpar.compile.local.scatter_gather import Slicing
-from tfpar.compile.local.stage_split import PipelineLowering, send_in_slices, split_stages
-from tfpar.ir.graph import Tensor
-from tfpar.ir.roles import BACKWARD, Roles
-from tfpar.ir.step import StepGraph
-from tfpar.pipeline import Schedule
-from tfpar.pipeline.stage_partition import partition_step, sent_whole
-from tfpar.pipeline.step_stages import assignable
-from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned_graph import Anchors
-from tfpar.propagation.prepared_graph import prepare
+from tfpar.compile.local import (
+    TASK,
+    LocalProgram,
+    PipelineLowering,
+    ProgramSet,
+    Slicing,
+    StagePass,
+    build_local_program,
+    build_microbatched_program,
+    pack_collectives,
+    send_in_slices,
+    split_batch,
+    split_stages,
+)
+from tfpar.ir import BACKWARD, Roles, StepGraph, Tensor
+from tfpar.pipeline import Schedule, assignable, partition_step, sent_whole
+from tfpar.propagation import Anchors, prepare, propagate
 from tfpar.spec import Mesh, Shard, replicated_spec
 
 ONE, TWO = Mesh.of({"data": 1}), Mesh.of({"data": 2})

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfpar as tap
-from tfpar.tf.keras.adapter import parallel_model
+from tfpar.tf.keras import parallel_model
 
 
 @dataclasses.dataclass

@@ -17,18 +17,25 @@ import tensorflow as tf
 import tfpar.rules  # noqa: F401 - registers the rules
 from tests.cases import is_nightly
 from tests.equivalence import without_graph_optimizers
-from tfpar.compile.local.local_graph import build_local_program
-from tfpar.compile.local.packing import pack_collectives
-from tfpar.compile.local.programs import ProgramSet
-from tfpar.compile.local.reshard import COLLECTIVE_TYPES
-from tfpar.compile.local.uneven_program import build_uneven_program
-from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned_graph import Anchors, OpPlan, PartitionedGraph
-from tfpar.propagation.prepared_graph import PreparedGraph, prepare
-from tfpar.propagation.uneven_batch import with_uneven_mesh
+from tfpar.compile.local import (
+    COLLECTIVE_TYPES,
+    ProgramSet,
+    build_local_program,
+    build_uneven_program,
+    pack_collectives,
+)
+from tfpar.propagation import (
+    Anchors,
+    OpPlan,
+    PartitionedGraph,
+    PreparedGraph,
+    prepare,
+    propagate,
+    with_uneven_mesh,
+)
 from tfpar.spec import Mesh, Partial, Replicate, Shard, UnevenMesh, format_spec, replicated_spec
-from tfpar.tf.interop.convert import convert_func_graph
-from tfpar.tf.runtime.backends.in_process import InProcessProgram
+from tfpar.tf.interop import convert_func_graph
+from tfpar.tf.runtime import InProcessProgram
 
 SEEN_TYPES: set[str] = set()
 """Op types that ran under a rule in this session, and (SPLIT_TYPES) that ran split."""

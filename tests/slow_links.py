@@ -7,8 +7,7 @@ import time
 import weakref
 from collections.abc import Iterator
 
-from tfpar.tf.runtime.backends.in_process import InProcessProgram
-from tfpar.tf.runtime.backends.process import ProcessProgram
+from tfpar.tf.runtime import InProcessProgram, ProcessProgram
 
 
 @contextlib.contextmanager

@@ -14,12 +14,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfpar.compile.local.local_graph import LocalProgram
-from tfpar.compile.local.programs import Group, ProgramSet
-from tfpar.compile.local.reshard import all_reduce
-from tfpar.compile.local.transfers import recv, send
-from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.graph import DType, Op, Tensor, Variable
+from tfpar.compile.local import Group, LocalProgram, ProgramSet, all_reduce, recv, send
+from tfpar.ir import DType, GraphBuilder, Op, Tensor, Variable
 from tfpar.spec import Mesh, Replicate, Shard
 
 BATCH, WIDTH, HIDDEN, OUT = 12, 4, 6, 3

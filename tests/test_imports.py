@@ -1,9 +1,14 @@
-"""Planning is free of TensorFlow: these packages never import it."""
+"""Who may import what: packages, planning without TensorFlow, and tests through doors."""
 
 import ast
+import contextlib
+import functools
+import importlib
 import os
+import pathlib
 import subprocess
 import sys
+import textwrap
 
 import pytest
 
@@ -60,13 +65,18 @@ def test_planning_names_import_no_tensorflow():
 def test_whatever_is_exported_exists():
     import tfpar
 
-    assert all(getattr(tfpar, name) is not None for name in tfpar.__all__)
+    for path in pathlib.Path(ROOT, "tfpar").rglob("__init__.py"):
+        package = importlib.import_module(
+            path.parent.relative_to(ROOT).as_posix().replace("/", ".")
+        )
+        assert all(hasattr(package, name) for name in getattr(package, "__all__", ())), package
     assert tfpar.__all__ == sorted([*tfpar._EXPORTS, *tfpar._MODULES])
 
 
 # --- layers ---------------------------------------------------------------------------------
 
 BELOW = {
+    "lazy": "",
     "spec": "",
     "scopes": "",
     "progress": "spec",
@@ -158,6 +168,9 @@ of how they were found, and a plan neither."""
 HOUSES = {"tf", "jobs", "observability"}
 """Rooms that have rooms of their own."""
 
+EVERYWHERE = {"lazy"}
+"""Rooms that any may import."""
+
 SEAMS = {("tfpar/plans/plan.py", "observability.report")}
 """Imports upwards that a function makes when it is called; see there."""
 
@@ -167,6 +180,11 @@ def room_of(module: str) -> str:
     parts = module.split(".")[1:]
     two = ".".join(parts[:2])
     return two if parts[0] in HOUSES or two in BELOW else parts[0]
+
+
+def rooms_for(package: str) -> set[str]:
+    """What a room may import."""
+    return {package, *EVERYWHERE, *BELOW[package].split()}
 
 
 def imports(path: str):
@@ -213,7 +231,7 @@ def test_packages_import_only_what_is_below(package):
         (path, name)
         for path in paths
         for name, late in imports(path)
-        if name not in {package, *BELOW[package].split()} and not (late and (path, name) in SEAMS)
+        if name not in rooms_for(package) and not (late and (path, name) in SEAMS)
     }
     assert not wrong
 
@@ -237,9 +255,105 @@ def test_seams_are_needed():
         for package in BELOW
         for path in files_of(package)
         for name, late in imports(path)
-        if late and name not in {package, *BELOW[package].split()}
+        if late and name not in rooms_for(package)
     }
     assert found == SEAMS
+
+
+# --- tests speak through doors --------------------------------------------------------------
+
+TESTED = {"plan": {"constraints", "plans"}, "rewrite": {"compile"}}
+"""Packages that a folder of tests is of, where it has another name."""
+
+OF_NO_PACKAGE = {"benchmarks", "docker", "docs", "e2e", "gpu", "graphs", "preloaded"}
+"""Folders of tests of what packages do together."""
+
+REPLACED = {
+    ("tests/cli/test_estimate.py", "tfpar.tf.capture.step"),
+    ("tests/cli/test_estimate.py", "tfpar.tf.interop"),
+    ("tests/docs/test_docs.py", "tfpar.rules"),
+    ("tests/e2e/test_effect_order.py", "tfpar.compile.local.microbatches"),
+    ("tests/e2e/test_interrupted_search.py", "tfpar.planning.inter_op.sensitivity"),
+    ("tests/e2e/test_interrupted_search.py", "tfpar.planning.step_search"),
+    ("tests/e2e/test_pipelines.py", "tfpar.tf.steps.step_planner"),
+    ("tests/e2e/test_trials.py", "tfpar.tf.steps"),
+    ("tests/observability/verification/tampering.py", "tfpar.tf.runtime.backends"),
+    ("tests/observability/verification/tampering.py", "tfpar.tf.runtime.function_def"),
+}
+"""Where tests put an error, a count or a Ctrl-C into the insides of another package."""
+
+
+def packages_of(path: str) -> set[str]:
+    """The packages that a file of tests is of, whose insides it may know."""
+    folders = path.split("/")[1:-1]
+    if folders[:1] == ["captured"]:
+        folders = folders[1:]
+    if not folders or folders[0] in OF_NO_PACKAGE:
+        return set()
+    return TESTED.get(folders[0], {folders[0]})
+
+
+@functools.cache
+def exports(module: str) -> frozenset[str] | None:
+    """The names that a package exports; None of what is no package."""
+    path = os.path.join(ROOT, *module.split("."), "__init__.py")
+    if not os.path.exists(path):
+        return None
+    with open(path, encoding="utf-8") as file:
+        for node in ast.parse(file.read()).body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+                return frozenset(ast.literal_eval(node.value))
+    return frozenset()
+
+
+def is_door(module: str, name: str) -> bool:
+    """Whether `module` gives `name` to others: a package that exports it, or a room of one file."""
+    exported = exports(module)
+    if exported is None:
+        return module == "tfpar.__main__" or module.removeprefix("tfpar.") in BELOW
+    return name in exported or f"{module}.{name}".removeprefix("tfpar.") in BELOW
+
+
+def taken(code: str):
+    """(module, name) of what a test imports, or replaces by its path; in its programs, too."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            yield from (n.name.rpartition(".")[::2] for n in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((node.module or "", n.name) for n in node.names)
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "setattr":
+            path = node.args[0]
+            if isinstance(path, ast.Constant):
+                yield path.value.rpartition(".")[::2]
+        elif isinstance(node, ast.Constant) and "tfpar." in str(node.value):
+            with contextlib.suppress(SyntaxError):
+                yield from taken(textwrap.dedent(str(node.value)))
+
+
+@pytest.mark.slow
+def test_tests_take_what_other_packages_export():
+    """So what moves inside of a package breaks the tests of that package alone."""
+    wrong = set()
+    for found in pathlib.Path(ROOT, "tests").rglob("*.py"):
+        path = found.relative_to(ROOT).as_posix()
+        mine = tuple(f"tfpar.{package}." for package in packages_of(path))
+        for module, name in taken(found.read_text(encoding="utf-8")):
+            of_tfpar = f"{module}.".startswith("tfpar.")
+            if of_tfpar and not f"{module}.{name}.".startswith(mine) and not is_door(module, name):
+                wrong.add((path, module))
+    assert wrong == REPLACED
+
+
+def test_lazy_exports_are_no_names_of_modules():
+    """A module that is imported stands in their place."""
+    hidden = set()
+    for package in (f.parent for f in pathlib.Path(ROOT, "tfpar").rglob("__init__.py")):
+        code = ast.parse((package / "__init__.py").read_text(encoding="utf-8"))
+        at_once = {a.name for n in code.body if isinstance(n, ast.ImportFrom) for a in n.names}
+        for name in exports(package.relative_to(ROOT).as_posix().replace("/", ".")):
+            if name not in at_once and (package / f"{name}.py").exists():
+                hidden.add(f"{package.name}.{name}")
+    assert hidden == {"ir.traits", "tfpar.layers"}, "exported as modules"
 
 
 # --- insides of TensorFlow and Keras --------------------------------------------------------

@@ -14,7 +14,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from tfpar.jobs.install import toolchain
+from tfpar.jobs.install import CMAKE_REQUIREMENT, PYTHON_NEEDS
 
 ROOT = Path(__file__).parents[1]
 LOCK = (ROOT / "requirements.lock").read_text(encoding="utf-8")
@@ -96,8 +96,8 @@ def test_it_is_made_for_the_pythons_that_are_supported():
 
 def test_what_builds_horovod_is_locked():
     group = {str(Requirement(text)) for text in PROJECT["dependency-groups"]["build"]}
-    assert str(Requirement(toolchain.CMAKE_REQUIREMENT)) in group
-    assert set(toolchain.PYTHON_NEEDS) <= {Requirement(text).name for text in group}
+    assert str(Requirement(CMAKE_REQUIREMENT)) in group
+    assert set(PYTHON_NEEDS) <= {Requirement(text).name for text in group}
 
 
 def test_nightly_takes_the_lock_for_versions_that_it_has():

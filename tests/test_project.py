@@ -140,6 +140,23 @@ def test_no_line_keeps_a_layout_of_its_own():
             assert mark not in code and mark.replace("skip", "off") not in code, path
 
 
+def test_files_that_programs_start_are_there():
+    path, module = re.compile(r'\bROOT((?: / "[^"]+")+)'), re.compile(r'"(tests(?:\.\w+)+)"')
+    missing = []
+    for folder in ("tests", "benchmarks", "scripts"):
+        for file in (ROOT / folder).rglob("*.py"):
+            code = file.read_text(encoding="utf-8")
+            named = ["/".join(re.findall(r'"(.+?)"', found)) for found in path.findall(code)]
+            named += [found.replace(".", "/") for found in module.findall(code)]
+            missing += [(str(file), name) for name in named if not _is_there(ROOT / name)]
+    assert not missing
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is such a file, folder or module."""
+    return path.exists() or path.with_suffix(".py").exists()
+
+
 def test_time_limits_of_tests_scale_with_the_machine():
     limit = re.compile(r"\btimeout=(?!0\.)\d")  # fractions of a second are there to be exceeded
     for path in (ROOT / "tests").rglob("*.py"):

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tfpar.readable import FieldError, convert
-from tfpar.spec.quantities import Amount, Count
+from tfpar.spec import Amount, Count
 
 
 class Point(NamedTuple):

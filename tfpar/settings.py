@@ -359,8 +359,4 @@ def _offload(name: str, value: Any) -> Offload:
         raise argument_error(
             name, value, "True, False, or a tap.Offload, which names weights and blocks"
         )
-    for field in dataclasses.fields(value):
-        patterns = getattr(value, field.name)
-        for pattern in () if isinstance(patterns, bool) else patterns:
-            check_pattern(f"{name}=tap.Offload({field.name}={written(pattern)})", pattern)
     return value

@@ -25,7 +25,7 @@ from benchmarks.shaped_cluster.worker import meet
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.files import describe, read_cluster
 from tfpar.cost.cost import Cost
-from tfpar.cost.evaluate import evaluate
+from tfpar.cost.evaluation import evaluate
 from tfpar.ir.roles import Roles
 from tfpar.tf.distributed.world import World, this_world
 from tfpar.tf.keras.adapter import parallel_model

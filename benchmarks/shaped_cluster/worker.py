@@ -22,7 +22,7 @@ from benchmarks.workers import endless
 from tfpar.cluster.check import TRANSFER
 from tfpar.cluster.description import Cluster, Level
 from tfpar.cluster.files import read_cluster
-from tfpar.cost.evaluate import evaluate
+from tfpar.cost.evaluation import evaluate
 from tfpar.ir.roles import Roles
 from tfpar.spec import Shard
 from tfpar.tf.distributed.world import World, this_world

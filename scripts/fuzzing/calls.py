@@ -21,7 +21,7 @@ import tfpar as tap
 from scripts.fuzzing import samples
 from scripts.fuzzing.files import commanded
 from scripts.fuzzing.trials import Case, Draw, Kind
-from tfpar.cli.main import _parser
+from tfpar.cli import make_parser
 from tfpar.options import Keywords
 from tfpar.spec import Shard, TfparError
 
@@ -332,7 +332,7 @@ def _commands(folder: str) -> Case:
     plan = samples.planned_with_report().to_json()
     os.environ["TFPAR_PLAN_CACHE"] = ""
     parsers = next(
-        a.choices for a in _parser()._actions if isinstance(a, argparse._SubParsersAction)
+        a.choices for a in make_parser()._actions if isinstance(a, argparse._SubParsersAction)
     )
 
     def put_files() -> None:  # which the case before may have overwritten

@@ -17,7 +17,7 @@ from pathlib import Path
 from scripts.fuzzing import samples
 from scripts.fuzzing.mutators import mutate
 from scripts.fuzzing.trials import Case, Draw, Kind
-from tfpar.cli.main import _parser
+from tfpar.cli import make_parser
 from tfpar.cluster.files import cluster_of, describe, read_cluster, write_cluster
 from tfpar.cluster.lookup import find_cluster, fit_to_mesh, preset_names
 from tfpar.hints import read_hints
@@ -200,7 +200,7 @@ def _locks(folder: str) -> Case:
 def commanded(*argv: str) -> None:
     """Run a command as the command line does, but for what it makes of errors."""
     with contextlib.redirect_stdout(io.StringIO()):
-        options = _parser().parse_args(argv)
+        options = make_parser().parse_args(argv)
         options.run(options)
 
 

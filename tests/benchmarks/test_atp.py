@@ -8,7 +8,7 @@ import pytest
 
 import tfpar as tap
 from benchmarks import atp
-from tfpar.cluster.lookup import fit_to_mesh, read_preset
+from tfpar.cluster import fit_to_mesh, read_preset
 
 
 def test_megatron_s_curve_rises_and_the_best_mesh_s_falls():

@@ -9,8 +9,7 @@ import pytest
 import tfpar as tap
 from benchmarks import atp, summa
 from benchmarks import atp_throughput as throughput
-from tfpar.cluster.description import Cluster, Device, Level
-from tfpar.cluster.lookup import fit_to_mesh, read_preset
+from tfpar.cluster import Cluster, Device, Level, fit_to_mesh, read_preset
 
 DEVICE = Device({"float32": 1e12, "float16": 2e12}, 1e10, 1e11, launch_s=1e-6, half_size=16)
 

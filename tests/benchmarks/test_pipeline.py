@@ -9,8 +9,7 @@ from benchmarks.pipeline.config import Memory
 from benchmarks.pipeline.resident import forget_peak, resident
 from benchmarks.shaped_cluster.config import Config
 from benchmarks.shaped_cluster.worker import Training
-from tfpar.cluster.files import read_cluster, write_cluster
-from tfpar.cluster.lookup import find_cluster
+from tfpar.cluster import find_cluster, read_cluster, write_cluster
 from tfpar.spec import Mesh
 
 

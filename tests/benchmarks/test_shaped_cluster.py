@@ -15,8 +15,7 @@ from benchmarks.shaped_cluster.job import run_ranks
 from benchmarks.shaped_cluster.prediction import wire_bytes
 from benchmarks.workers import ROOT
 from tests.time_limits import time_limit
-from tfpar.cluster.files import write_cluster
-from tfpar.cluster.lookup import find_cluster
+from tfpar.cluster import find_cluster, write_cluster
 from tfpar.spec import Mesh, TfparError
 
 pytestmark = pytest.mark.xdist_group("processes")

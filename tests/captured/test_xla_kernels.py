@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tfpar.ir.graph import DType, Op
-from tfpar.ir.traits import ASSIGNMENTS, ELEMENTWISE, REDUCTIONS
-from tfpar.tf.interop.xla import XlaKernels
+from tfpar.ir import DType, Op, traits
+from tfpar.tf.interop import XlaKernels
 
 
 @pytest.mark.parametrize("device", ["CPU", "/job:localhost/replica:0/task:0/device:CPU:1"])
@@ -31,5 +30,5 @@ def test_by_type_and_dtype(device, op_type, dtype, compiles):
 def test_what_is_priced_as_fused_is_what_xla_has_kernels_for(device):
     """The cost model knows it without TensorFlow."""
     compiles = XlaKernels(device)
-    types = ELEMENTWISE | REDUCTIONS | ASSIGNMENTS
+    types = traits.ELEMENTWISE | traits.REDUCTIONS | traits.ASSIGNMENTS
     assert [t for t in types if not compiles(Op("op", t, (), {}))] == []

@@ -10,8 +10,7 @@ import sys
 import pytest
 
 from tfpar.cli.main import main
-from tfpar.cluster.files import write_cluster
-from tfpar.cluster.lookup import find_cluster, preset_names
+from tfpar.cluster import find_cluster, preset_names, write_cluster
 
 
 def tfpar(command: str) -> int:

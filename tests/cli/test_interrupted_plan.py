@@ -13,8 +13,7 @@ from tests.cli.train import tfpar
 from tests.jobs.launch.programs import variables
 from tests.planning.test_incumbent import Interrupted, python_handles_it  # noqa: F401 - a fixture
 from tests.time_limits import time_limit
-from tfpar.planning.intra_op.planners import PLANNERS
-from tfpar.planning.intra_op.tap.planner import TapPlanner
+from tfpar.planning.intra_op import PLANNERS, TapPlanner
 from tfpar.plans import Plan
 
 COMMAND = "plan train.py:both --mesh 2x2 --cluster v100-ethernet --planner interrupted"
@@ -47,8 +46,7 @@ import sys
 import threading
 
 from tfpar.cli.main import main
-from tfpar.planning.intra_op.planners import PLANNERS
-from tfpar.planning.intra_op.tap.planner import TapPlanner
+from tfpar.planning.intra_op import PLANNERS, TapPlanner
 
 
 class Endless:

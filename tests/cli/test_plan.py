@@ -14,9 +14,8 @@ import pytest
 
 import tfpar as tap
 from tests.cli.train import SCRIPT, tfpar
-from tfpar.cluster.files import write_cluster
-from tfpar.cluster.lookup import find_cluster
-from tfpar.planning.intra_op.planners import PLANNERS
+from tfpar.cluster import find_cluster, write_cluster
+from tfpar.planning.intra_op import PLANNERS
 from tfpar.plans import Plan
 from tfpar.spec import Mesh
 

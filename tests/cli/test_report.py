@@ -12,7 +12,7 @@ import pytest
 from tests.observability.report.pages import data_of
 from tests.planning.problems import Captured, partition
 from tfpar.cli.main import main
-from tfpar.planning.intra_op.tap.planner import TapPlanner
+from tfpar.planning.intra_op import TapPlanner
 from tfpar.plans import Plan
 
 

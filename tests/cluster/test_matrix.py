@@ -40,7 +40,7 @@ def test_layers_of_fig_7b():
 )
 def test_what_two_members_have_of_a_bandwidth(topology, count, links):
     """A member of a ring of two has one neighbour, of a larger ring two (Fig. 7b)."""
-    assert Level(count, 6e9, 0.0, topology).pair_bandwidth == 6e9 / links
+    assert Level(count, 6e9, 0.0, topology).pair_bandwidth == pytest.approx(6e9 / links)
     assert Level(1, 6e9, 0.0, topology).pair_bandwidth == 6e9
 
 

@@ -11,7 +11,7 @@ from tfpar.cluster.description import Cluster, Level, MeasuredCollective, Node
 from tfpar.cluster.files import cluster_of, describe
 from tfpar.cluster.lookup import find_cluster, preset_names
 from tfpar.cluster.network import Link, find_measurement, groups_of, link_of, ring_links, route
-from tfpar.cost.collectives import collective_seconds
+from tfpar.cost import collective_seconds
 from tfpar.spec import Mesh, TfparError
 
 DEVICE = device(1e12, 1e12, 1e9, 1e12, 0.0)

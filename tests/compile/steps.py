@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.graph import DType, Gradient, Tensor, Variable
-from tfpar.ir.step import StepGraph
+from tfpar.ir import DType, Gradient, GraphBuilder, StepGraph, Tensor, Variable
 
 BATCH, WIDTH = 8, 4
 

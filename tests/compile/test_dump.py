@@ -6,7 +6,7 @@ from tests.compile.steps import mlp_step
 from tests.ir.text.same import assert_same_step
 from tfpar.compile import simplify_step
 from tfpar.compile.passes import DUMP, dump_of, ignore_pass
-from tfpar.ir.text import parse_step
+from tfpar.ir import parse_step
 
 
 def test_without_the_variable_nothing_is_written(tmp_path, monkeypatch):

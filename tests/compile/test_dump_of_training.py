@@ -8,7 +8,7 @@ import pytest
 
 import tfpar as tap
 from tfpar.compile.passes import DUMP
-from tfpar.ir.text import parse_graph
+from tfpar.ir import parse_graph
 
 X, Y = np.ones((8, 6), "float32"), np.ones((8, 2), "float32")
 

@@ -11,8 +11,8 @@ from tests.ir.text.same import assert_same
 from tfpar.compile import CompileOptions, compile_step, prepare_step, recompute_step, simplify_step
 from tfpar.compile.local.reshard import COLLECTIVE_TYPES
 from tfpar.compile.simplify import SIMPLIFICATIONS
-from tfpar.ir.text import parse_graph, parse_step
-from tfpar.propagation.partitioned_graph import Anchors
+from tfpar.ir import parse_graph, parse_step
+from tfpar.propagation import Anchors
 from tfpar.spec import Mesh, Replicate, Shard
 
 MESH = Mesh.of({"data": 2, "model": 2})

@@ -5,12 +5,9 @@ import dataclasses
 import pytest
 
 from tests.clusters import device, two_levels
-from tfpar.cluster.check import ALGORITHMS
-from tfpar.cluster.description import MeasuredCollective
-from tfpar.cluster.network import Link
+from tfpar.cluster import ALGORITHMS, Link, MeasuredCollective
 from tfpar.cost.collectives import collective_seconds, transfer_seconds
-from tfpar.spec import Mesh
-from tfpar.spec.names import COLLECTIVES
+from tfpar.spec import COLLECTIVES, Mesh
 
 DEVICE = device(1e12, 1e12, 1e9, 1e12, 0.0)
 CLUSTER = two_levels("test", 2, 4, DEVICE, Link(1e9, 1e-6), Link(0.5e9, 10e-6))

@@ -9,9 +9,7 @@ import pytest
 from tfpar.cost.critical_path import Shape, least_seconds
 from tfpar.cost.pipeline_model import StageNetwork, StageProfile, StageRoute
 from tfpar.cost.simulator import simulate
-from tfpar.pipeline.generators import generate
-from tfpar.pipeline.graph import task_graph
-from tfpar.pipeline.stage_graph import StageGraph, StageLink
+from tfpar.pipeline import StageGraph, StageLink, generate, task_graph
 
 SHAPES = [Shape(1, 3), Shape(2, 1), Shape(3, 2), Shape(4, 9), Shape(2, 4, 2), Shape(3, 6, 4)]
 

@@ -6,22 +6,16 @@ import pytest
 
 from tests.planning.problems import Captured, price
 from tests.propagation.by_hand import PAIR, ByHand
-from tfpar.cluster.lookup import find_cluster
+from tfpar.cluster import find_cluster
 from tfpar.constraints import batch
 from tfpar.cost.liveness import BufferLiveness, Buffers
 from tfpar.cost.memory import live_peak, operands_of_collectives, peak
 from tfpar.cost.pricer import Pricer
-from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.graph import DType, Graph
-from tfpar.ir.roles import BACKWARD, FORWARD, Roles
-from tfpar.planning.folding.folded_model import FoldedModel
-from tfpar.planning.intra_op.planners import find_planner
-from tfpar.planning.intra_op.tap.mesh_search import MeshSearch
-from tfpar.planning.pricing.plan_propagation import propagate_plan
+from tfpar.ir import BACKWARD, FORWARD, DType, Graph, GraphBuilder, Roles
+from tfpar.planning.intra_op import find_planner
+from tfpar.planning.pricing import propagate_plan
 from tfpar.plans import plan_from_constraints
-from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned_graph import Anchors
-from tfpar.propagation.prepared_graph import prepare
+from tfpar.propagation import Anchors, prepare, propagate
 from tfpar.spec import Mesh, Replicate, Shard, local_shape
 
 R = Replicate()
@@ -101,7 +95,7 @@ def test_what_is_read_in_another_spec_by_the_backward_pass_is_told_apart():
     halves = {"ranks": 2, "spec": (Shard(0),)}  # the product reads its input in two specs
     assert peak_of(build, **halves).copied_bytes == 0, "the forward pass alone does"
     copied = peak_of(build, **halves, backward=[product]).copied_bytes
-    assert copied == KB / 2, "the columns of the left one"
+    assert copied == pytest.approx(KB / 2), "the columns of the left one"
     assert peak_of(build, backward=[product]).copied_bytes == 0, "nothing is split"
 
 
@@ -133,7 +127,7 @@ def test_what_is_read_later_stays():
 
 
 def test_each_rank_stores_its_part():
-    assert peak_of(chain("Relu", "Tanh"), 4, (Shard(0),)).num_bytes == KB / 4
+    assert peak_of(chain("Relu", "Tanh"), 4, (Shard(0),)).num_bytes == pytest.approx(KB / 4)
 
 
 def test_runs_that_stand_for_several_blocks_add_up():
@@ -187,7 +181,7 @@ def test_operands_of_collectives_wait_until_a_bucket_is_full(bucket_kb, deferred
     outputs = frozenset(laid.graph.outputs) if deferred else frozenset()
     roles = Roles({}, outputs, frozenset())
     found = operands_of_collectives(laid, local_bytes(laid.mesh), roles, bucket_kb * KB)
-    assert [found[t.op] / KB for t in laid.graph.outputs] == expected
+    assert [found[t.op] / KB for t in laid.graph.outputs] == pytest.approx(expected)
     # All that is there when the last one runs: its operand or bucket, and all results.
     whole = peak(laid, local_bytes(laid.mesh), {}, found)
     inputs = 2 * KB / 2
@@ -217,17 +211,6 @@ def test_an_update_has_a_temporary_for_each_of_two_slots():
     pricer = Pricer(laid.mesh, problem.cluster, Roles.of(laid.graph))
     without, slots = (live_peak(laid, pricer, 0.0, ratio).num_bytes for ratio in (0.0, 2.0))
     assert slots - without == 8 * 4096 * 4
-
-
-@pytest.mark.slow
-def test_folded_models_store_about_what_whole_ones_do():
-    problem = Captured.saved("gpt_narrow").problem([2, 2], "cpu")
-    peaks = []
-    for min_duplicate in (2, 100):
-        parts = FoldedModel.of(problem, min_duplicate)
-        search = MeshSearch(problem, parts, problem.meshes[0])
-        peaks.append(search._cost_and_live().live_bytes)
-    assert peaks[0] == pytest.approx(peaks[1], rel=0.05)
 
 
 def test_peaks_of_real_steps_lie_between_the_parts():

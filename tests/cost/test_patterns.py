@@ -3,9 +3,9 @@
 import pytest
 
 from tests.planning.problems import Captured
-from tfpar.cluster.lookup import find_cluster
+from tfpar.cluster import find_cluster
 from tfpar.cost.patterns import patterns, splits
-from tfpar.planning.folding.folded_model import FoldedModel
+from tfpar.planning.folding import FoldedModel
 from tfpar.spec import Mesh, Shard
 
 MESH = Mesh.of({"data": 2, "model": 2})

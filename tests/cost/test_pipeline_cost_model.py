@@ -9,7 +9,7 @@ import pytest
 from tests.planning.inter_op.stages.steps import Staged, machines
 from tfpar.cost.cost import Cost
 from tfpar.cost.pipeline_cost_model import PipelineCostModel, bottleneck_cost, split_idle_time
-from tfpar.pipeline.generators import generate
+from tfpar.pipeline import generate
 
 SCHEDULE = generate("1f1b", 2, 4)
 

@@ -9,9 +9,7 @@ import pytest
 from tests.planning.inter_op.three_d.tables import cluster
 from tfpar.cost.pipeline_model import StageNetwork, StageProfile, StageRoute, merge_symmetric_routes
 from tfpar.cost.simulator import simulate
-from tfpar.pipeline.generators import generate
-from tfpar.pipeline.graph import task_graph
-from tfpar.pipeline.stage_graph import StageGraph
+from tfpar.pipeline import StageGraph, generate, task_graph
 
 STAGES, MICROBATCHES, NUM_BYTES = 3, 4, 60.0
 

@@ -12,12 +12,9 @@ from hypothesis import strategies as st
 
 import tfpar as tap
 from tests.pipeline.greedy import ends, most_kept
-from tfpar.cluster.description import Cluster, Device, Level
+from tfpar.cluster import Cluster, Device, Level
 from tfpar.cost.simulator import StageNetwork, StageProfile, StageRoute, simulate
-from tfpar.pipeline.generators import FAMILIES, generate
-from tfpar.pipeline.graph import task_graph
-from tfpar.pipeline.stage_graph import Join, StageGraph, StageLink, Tie
-from tfpar.pipeline.tasks import Task
+from tfpar.pipeline import FAMILIES, Join, StageGraph, StageLink, Task, Tie, generate, task_graph
 from tfpar.spec import ArgumentError
 
 EQUAL = StageProfile({"F": 1, "B": 2, "I": 1, "W": 1})

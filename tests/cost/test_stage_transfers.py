@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfpar.cluster.description import Cluster, Device, Level
+from tfpar.cluster import Cluster, Device, Level
 from tfpar.cost.stage_transfers import ScatterGatherCost
 from tfpar.spec import Mesh, Replicate, Shard
 

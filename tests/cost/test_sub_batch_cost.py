@@ -10,8 +10,8 @@ import tfpar as tap
 from tests.planning.changes import changed
 from tests.planning.problems import Captured
 from tfpar.cost.sub_batch_cost import hidden_by_chunks
-from tfpar.planning.intra_op.planners import find_planner
-from tfpar.planning.solve import find_plan
+from tfpar.planning import find_plan
+from tfpar.planning.intra_op import find_planner
 from tfpar.plans import Plan
 
 

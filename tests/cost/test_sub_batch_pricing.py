@@ -8,10 +8,10 @@ import pytest
 import tfpar as tap
 from tests.clusters import device, two_levels
 from tests.plan.graphs import mlp, partition
-from tfpar.cluster.network import Link
-from tfpar.cost.evaluate import evaluate, terms_of
+from tfpar.cluster import Link
+from tfpar.cost.evaluation import evaluate, terms_of
 from tfpar.cost.pricer import Pricer
-from tfpar.ir.roles import Roles
+from tfpar.ir import Roles
 from tfpar.plans import plan_from_constraints
 from tfpar.spec import Mesh
 

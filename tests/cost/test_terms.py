@@ -5,9 +5,9 @@ import itertools
 import pytest
 
 from tests.clusters import device, two_levels
-from tfpar.cluster.network import Link
+from tfpar.cluster import Link
 from tfpar.cost.terms import BUCKET_SIZES, PACKED_KINDS, Terms, best_buckets
-from tfpar.ir.roles import BACKWARD, FORWARD, UPDATE, When
+from tfpar.ir import BACKWARD, FORWARD, UPDATE, When
 from tfpar.spec import Mesh
 
 
@@ -85,7 +85,8 @@ def test_what_subtracting_left_over_is_nothing():
     terms.activation_bytes = 4096
     before = terms.copy()
     found = terms.without_rounding()
-    assert list(found.compute) == [0.1, 0.2, 0.0] and list(found.communication) == [0, 0, 1e-9]
+    assert list(found.compute) == pytest.approx([0.1, 0.2, 0.0])
+    assert list(found.communication) == pytest.approx([0, 0, 1e-9])
     assert found.packed(When.BESIDE) == [] and found.activation_bytes == 4096
     assert terms == before, "the terms are the caller's"
 

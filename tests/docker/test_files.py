@@ -14,8 +14,7 @@ import pytest
 import yaml
 
 from tests.time_limits import time_limit
-from tfpar.cli import run
-from tfpar.jobs.install.horovod import add_options
+from tfpar.cli import make_parser
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
@@ -30,9 +29,7 @@ def text(name: str) -> str:
 
 def options_of(words: list[str]) -> argparse.Namespace:
     """What `tfpar` understands; an unknown option exits."""
-    parser = argparse.ArgumentParser("tfpar", exit_on_error=False)
-    run.add_parser(parser.add_subparsers(required=True))
-    return parser.parse_args(words)
+    return make_parser().parse_args(words)
 
 
 def tfpar_runs(page: str) -> list[list[str]]:
@@ -105,9 +102,8 @@ def test_the_installed_options_exist():
     (words,) = re.findall(r"install-horovod (.*)$", text("install.sh"), re.MULTILINE)
     choices = re.findall(r"nccl=(--[\w-]+)", text("install.sh"))
     assert choices == ["--no-nccl", "--nccl"]
-    parser = argparse.ArgumentParser(exit_on_error=False)
-    add_options(parser)
-    found = [parser.parse_args(words.replace('"$nccl"', choice).split()) for choice in choices]
+    commands = [["install-horovod", *words.replace('"$nccl"', c).split()] for c in choices]
+    found = [options_of(command) for command in commands]
     assert [(f.mpi, f.nccl) for f in found] == [(False, False), (False, True)]
 
 

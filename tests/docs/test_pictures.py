@@ -10,7 +10,7 @@ from benchmarks.results import ROOT, Result
 from scripts.benchmark_plots import IMAGES, PLOTS
 from scripts.pictures import chunks, megatron, schedules
 from scripts.pictures.__main__ import PICTURES
-from tfpar.cost.sub_batch_cost import hidden_by_chunks
+from tfpar.cost import hidden_by_chunks
 from tfpar.spec import Partial, format_spec
 
 SVG = "{http://www.w3.org/2000/svg}"

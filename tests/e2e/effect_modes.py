@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import tfpar as tap
-from tfpar.compile.local.local_graph import TASK
-from tfpar.compile.local.xla_regions import MUST_COMPILE
-from tfpar.ir.passes.recompute import is_recomputed
-from tfpar.ir.traits import ON_HOST
-from tfpar.tf.runtime.executable import Executable
+from tfpar.compile.local import MUST_COMPILE, TASK
+from tfpar.ir import is_recomputed, traits
+from tfpar.tf.runtime import Executable
 
 STEPS = 20
 """Steps of each program: a race does not show in each of them."""
@@ -38,7 +36,7 @@ SHOWN = {
     "stages": lambda op: "task" in op.attrs,
     "stages recompute": lambda op: "task" in op.attrs,
     "recompute": is_recomputed,
-    "offload": lambda op: ON_HOST in op.attrs,
+    "offload": lambda op: traits.ON_HOST in op.attrs,
     "xla": lambda op: MUST_COMPILE in op.attrs,
     "xla stages": lambda op: MUST_COMPILE in op.attrs,
 }

@@ -16,8 +16,8 @@ import numpy as np
 import tensorflow as tf
 
 import tfpar as tap
-from tfpar.tf.keras.adapter import parallel_model
-from tfpar.tf.runtime.executable import Executable
+from tfpar.tf.keras import parallel_model
+from tfpar.tf.runtime import Executable
 
 BATCH, WIDTH, STATEMENTS, NUM_VARIABLES = 8, 4, 9, 4
 

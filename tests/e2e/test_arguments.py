@@ -15,10 +15,9 @@ from keras import layers
 
 import tfpar as tap
 from tests.plan.graphs import mlp
-from tfpar.cluster.files import write_cluster
-from tfpar.cluster.lookup import find_cluster
+from tfpar.cluster import find_cluster, write_cluster
 from tfpar.options import Keywords, PlanKeywords, names_of, settings_of
-from tfpar.planning.intra_op.tap.planner import TapPlanner
+from tfpar.planning.intra_op import TapPlanner
 from tfpar.spec import Mesh, TfparError
 
 X, Y = np.ones((8, 6), "float32"), np.ones((8, 2), "float32")

@@ -7,9 +7,9 @@ from keras import layers
 
 import tfpar as tap
 from tests.cases import nightly
-from tfpar.planning.intra_op.tap.planner import TapPlanner
+from tfpar.planning.intra_op import TapPlanner
 from tfpar.spec import PlanError, Shard
-from tfpar.tf.keras.adapter import parallel_model
+from tfpar.tf.keras import parallel_model
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(16, 6)).astype("float32")

@@ -17,7 +17,7 @@ from tfpar.spec import (
     SpecError,
     TfparError,
 )
-from tfpar.tf.keras.adapter import parallel_model
+from tfpar.tf.keras import parallel_model
 
 MESH = tap.split([2, 2])
 COLUMN = [tap.shard("fc1/kernel", dim=1, axis="model")]

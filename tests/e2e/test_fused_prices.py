@@ -10,7 +10,7 @@ import tensorflow as tf
 import tfpar as tap
 from tests.clusters import device, two_levels
 from tests.planning.test_cache import Counting
-from tfpar.cluster.network import Link
+from tfpar.cluster import Link
 
 LINK = Link(1e9, 1e-6)
 # A product of this model takes 10 us of arithmetic, and what lies between them is memory's.

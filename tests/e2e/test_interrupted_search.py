@@ -8,8 +8,8 @@ import pytest
 
 import tfpar as tap
 from tests.planning.test_incumbent import Interrupted, python_handles_it  # noqa: F401 - a fixture
-from tfpar.planning.inter_op.stage_planner import assign_stages
-from tfpar.planning.intra_op.tap.planner import TapPlanner
+from tfpar.planning.inter_op import assign_stages
+from tfpar.planning.intra_op import TapPlanner
 
 
 def build():

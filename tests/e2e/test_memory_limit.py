@@ -6,7 +6,7 @@ import pytest
 
 import tfpar as tap
 from tests.graphs.models import MODELS
-from tfpar.planning.intra_op.tap.planner import TapPlanner
+from tfpar.planning.intra_op import TapPlanner
 from tfpar.spec import MemoryLimitError, TfparError
 
 build, BATCH = MODELS["three_layers"]

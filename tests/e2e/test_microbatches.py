@@ -15,7 +15,7 @@ from tests.e2e.test_patterns import MEGATRON, gpt, moe, tokens
 from tests.e2e.test_recurrent import classifier as recurrent
 from tests.e2e.test_recurrent import tokens as sentences
 from tests.equivalence import Trained, assert_equivalent, train
-from tfpar.compile.local.local_graph import TASK
+from tfpar.compile.local import TASK
 from tfpar.spec import ArgumentError, TfparError
 
 rng = np.random.default_rng(0)

@@ -14,7 +14,7 @@ from keras import layers
 import tfpar as tap
 from tests.cases import nightly
 from tests.equivalence import Trained, op_by_op, train
-from tfpar.tf.keras.adapter import parallel_model
+from tfpar.tf.keras import parallel_model
 
 WIDTH, VOCABULARY, LENGTH = 8, 30, 4
 _HALVES = {"float16", "bfloat16", "half"}

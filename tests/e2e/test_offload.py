@@ -17,12 +17,11 @@ from tests.e2e.test_recompute import CASES, gpt, normalized, tokens
 from tests.e2e.test_recompute import numbers as rows
 from tests.equivalence import Trained, assert_same, op_by_op, traced, train
 from tests.planning.problems import Captured
-from tfpar.cluster.description import Cluster, Device, Level
-from tfpar.compile.local.xla_regions import MUST_COMPILE
-from tfpar.ir.roles import BACKWARD, FORWARD, Roles
-from tfpar.ir.traits import GIVES, IN_FLIGHT, ON_HOST, SIZES, TAKES, VIEWS
-from tfpar.planning.intra_op.planners import find_planner
-from tfpar.planning.solve import find_plan
+from tfpar.cluster import Cluster, Device, Level
+from tfpar.compile.local import MUST_COMPILE
+from tfpar.ir import BACKWARD, FORWARD, Roles, traits
+from tfpar.planning import find_plan
+from tfpar.planning.intra_op import find_planner
 from tfpar.plans import OffloadPlan, Plan
 from tfpar.spec import ArgumentError, PlanError, SpecError, TfparError
 
@@ -42,7 +41,9 @@ def numbers(n: int = 16) -> tuple[np.ndarray, np.ndarray]:
 
 
 def on_host(run: Trained) -> list:
-    return [op for g in run.executable().local.graphs() for op in g.ops if op.attrs.get(ON_HOST)]
+    return [
+        op for g in run.executable().local.graphs() for op in g.ops if op.attrs.get(traits.ON_HOST)
+    ]
 
 
 def devices_of(run: Trained) -> dict[str, set[str]]:
@@ -118,18 +119,18 @@ def test_each_slot_is_read_once_and_written_once():
     for handle in slots:
         types = [op.type for op in readers[handle]]
         assert types == ["ReadVariableOp", "AssignVariableOp"]
-        assert all(op.attrs[ON_HOST] for op in readers[handle])
+        assert all(op.attrs[traits.ON_HOST] for op in readers[handle])
 
 
 @pytest.mark.slow
 def test_slots_come_when_their_gradient_is_there_and_few_at_a_time():
     graph = adam()[1].executable().local.graph
-    reads = [op for op in graph.ops if op.attrs.get(ON_HOST) and op.type == "ReadVariableOp"]
+    reads = [op for op in graph.ops if op.attrs.get(traits.ON_HOST) and op.type == "ReadVariableOp"]
     weights = 8
     assert len(reads) == 2 * weights
     assert all(any("gradient_tape" in c.name for c in op.control) for op in reads)
     waiting = [op for op in reads if any(c.type == "AssignVariableOp" for c in op.control)]
-    assert len(waiting) == 2 * (weights - IN_FLIGHT)
+    assert len(waiting) == 2 * (weights - traits.IN_FLIGHT)
     for op in waiting:
         stored = [c for c in op.control if c.type == "AssignVariableOp"]
         assert len(stored) == 2 and op.inputs[0] not in {c.inputs[0] for c in stored}
@@ -195,9 +196,9 @@ def assert_compiled_around_hosts(run: Trained) -> None:
     """XLA compiles something, and none of what runs on hosts."""
     graph = run.executable().local.graph
     assert any(op.attrs.get(MUST_COMPILE) for op in graph.ops)
-    assert any(op.attrs.get(ON_HOST) for op in graph.ops)
+    assert any(op.attrs.get(traits.ON_HOST) for op in graph.ops)
     bodies = [op for body in graph.functions.values() for op in body.ops]
-    assert bodies and not any(op.attrs.get(ON_HOST) for op in bodies)
+    assert bodies and not any(op.attrs.get(traits.ON_HOST) for op in bodies)
 
 
 @pytest.mark.slow
@@ -246,8 +247,11 @@ def kept(case: str) -> tuple[Trained, Trained, Trained]:
 def copies(run: Trained) -> tuple[list, list]:
     """The ops that take activations to the host, and those that give them back."""
     graph = run.executable().partitioned.graph
-    found = [op for op in graph.ops if op.attrs.get(ON_HOST) and op.type == "Identity"]
-    return tuple([op for op in found if op.attrs[ON_HOST] == side] for side in (TAKES, GIVES))
+    found = [op for op in graph.ops if op.attrs.get(traits.ON_HOST) and op.type == "Identity"]
+    return tuple(
+        [op for op in found if op.attrs[traits.ON_HOST] == side]
+        for side in (traits.TAKES, traits.GIVES)
+    )
 
 
 @pytest.mark.slow
@@ -277,15 +281,15 @@ def test_activations_go_once_and_come_back_when_the_backward_pass_is_near():
         while views:
             view = views.pop()
             for reader in readers[view]:
-                assert reader is op or roles.phase[reader] == FORWARD or reader.type in SIZES
-                views += reader.outputs if reader.type in VIEWS and reader is not op else []
+                assert reader is op or roles.phase[reader] == FORWARD or reader.type in traits.SIZES
+                views += reader.outputs if reader.type in traits.VIEWS and reader is not op else []
     position = {op: i for i, op in enumerate(graph.ops)}
     first = min(position[op] for op in graph.ops if roles.phase[op] == BACKWARD)
     for op in back:
         (awaited,) = op.control
         assert roles.phase[awaited] == BACKWARD and first <= position[awaited] < position[op]
         assert all(roles.phase[reader] == BACKWARD for reader in readers[op.outputs[0]])
-    local = [op for op in on_host(away) if op.attrs[ON_HOST] == GIVES]
+    local = [op for op in on_host(away) if op.attrs[traits.ON_HOST] == traits.GIVES]
     assert len(local) == len(back) and all(op.control for op in local)
 
 

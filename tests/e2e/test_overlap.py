@@ -15,7 +15,7 @@ from tests.cases import nightly
 from tests.e2e.test_patterns import MEGATRON, gpt, moe, tokens
 from tests.equivalence import Trained, assert_equivalent, train
 from tfpar.spec import TfparError
-from tfpar.tf.keras.adapter import parallel_model
+from tfpar.tf.keras import parallel_model
 
 COLUMNS = [tap.batch("data"), tap.shard("fc1/kernel", dim=1, axis="model")]
 

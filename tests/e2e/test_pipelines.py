@@ -25,8 +25,7 @@ from tests.equivalence import (
     traced,
     train,
 )
-from tfpar.compile.local.local_graph import TASK
-from tfpar.compile.local.stage_split import split_stages
+from tfpar.compile.local import TASK, split_stages
 from tfpar.spec import MemoryLimitError
 
 rng = np.random.default_rng(0)

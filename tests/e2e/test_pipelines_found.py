@@ -13,11 +13,9 @@ import tfpar as tap
 from tests.clusters import device, two_levels
 from tests.e2e.test_overlap import Counting
 from tests.equivalence import assert_equivalent
-from tfpar.cluster.description import Cluster, Level
-from tfpar.cluster.network import Link
-from tfpar.observability.report.candidates import explain_rejection
-from tfpar.planning.inter_op.stages.break_even import NEAR
-from tfpar.planning.objective import UNCERTAINTY
+from tfpar.cluster import Cluster, Level, Link
+from tfpar.observability.report import explain_rejection
+from tfpar.planning import UNCERTAINTY
 from tfpar.spec import ArgumentError, SpecError
 
 rng = np.random.default_rng(0)
@@ -86,7 +84,7 @@ def test_the_runner_up_wins_where_links_are_as_the_plan_says(bandwidth, stages, 
     (rival,) = plan.findings.rivals
     assert found(plan) == stages and rival.links is not None
     assert (rival.links > 1) == faster
-    nearer = rival.links / NEAR if faster else rival.links * NEAR
+    nearer = rival.links / 1.1 if faster else rival.links * 1.1
     assert found(planned(bandwidth * rival.links)) == other
     assert found(planned(bandwidth * nearer)) == stages
     assert f"times {'faster' if faster else 'slower'}" in explain_rejection(rival, plan)

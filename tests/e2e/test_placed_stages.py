@@ -13,8 +13,7 @@ from keras import layers
 import tfpar as tap
 from tests.cases import nightly
 from tests.equivalence import assert_equivalent, op_by_op, train
-from tfpar.cluster.description import Cluster, Device, Level, Node
-from tfpar.cluster.files import cluster_of
+from tfpar.cluster import Cluster, Device, Level, Node, cluster_of
 from tfpar.spec import MemoryLimitError, PlanError
 
 FAST = Device({"float32": 4e9}, 2**34, 4e9, 1e-6, name="fast")

@@ -11,7 +11,7 @@ from keras import layers
 import tfpar as tap
 from tests.e2e.test_errors import COLUMN, X, Y, assert_usable, build, parallel
 from tfpar.spec import PlanError, TfparError
-from tfpar.tf.keras.adapter import parallel_model
+from tfpar.tf.keras import parallel_model
 
 
 @pytest.fixture(scope="module")

@@ -20,14 +20,12 @@ from tests.cases import nightly
 from tests.planning.test_cache import problem
 from tests.time_limits import time_limit
 from tfpar import api, progress
-from tfpar.cluster.lookup import find_cluster
-from tfpar.planning.intra_op.planners import find_planner, make_budget
-from tfpar.planning.intra_op.tap.planner import TapPlanner
-from tfpar.planning.objective import Budget
+from tfpar.cluster import find_cluster
+from tfpar.planning import Budget
+from tfpar.planning.intra_op import TapPlanner, find_planner, make_budget
 from tfpar.plans import Plan
-from tfpar.spec import Mesh, PlanError, TfparError
-from tfpar.spec.quantities import format_seconds
-from tfpar.tf.distributed.job import Job
+from tfpar.spec import Mesh, PlanError, TfparError, format_seconds
+from tfpar.tf.distributed import Job
 
 MESH = Mesh.of([2, 2])
 

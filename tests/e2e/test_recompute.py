@@ -20,14 +20,13 @@ from tests.equivalence import Trained, assert_same, op_by_op, train
 from tests.jobs.launch.programs import variables
 from tests.planning.problems import Captured, price
 from tests.time_limits import time_limit
-from tfpar.cluster.description import Cluster
-from tfpar.cluster.network import Link
-from tfpar.planning.intra_op.planners import find_planner
-from tfpar.planning.memory.recompute import recomputed_problem
-from tfpar.planning.solve import find_plan
+from tfpar.cluster import Cluster, Link
+from tfpar.planning import find_plan
+from tfpar.planning.intra_op import find_planner
+from tfpar.planning.memory import recomputed_problem
 from tfpar.plans import Plan
 from tfpar.spec import PlanError, SpecError, TfparError
-from tfpar.tf.keras.adapter import parallel_model
+from tfpar.tf.keras import parallel_model
 
 LENGTH, VOCABULARY = 8, 40
 MEGATRON = [
@@ -237,7 +236,7 @@ import sys, threading, time
 import keras, numpy as np, tensorflow as tf
 import tfpar as tap
 from keras import layers
-from tfpar.tf.keras.adapter import parallel_model
+from tfpar.tf.keras import parallel_model
 
 ROWS, WIDTH, INNER, LAYERS = 4096, 128, 1024, 5
 

@@ -12,7 +12,7 @@ from benchmarks.models import SMALL, batch_of, compile_model
 from tests.cases import is_nightly, nightly
 from tests.e2e.test_searched_plans import COMPUTE_BOUND, MESH, split_weights
 from tests.equivalence import assert_equivalent, assert_same, op_by_op, train
-from tfpar.planning.intra_op.rhino import RhinoPlanner
+from tfpar.planning.intra_op import RhinoPlanner
 from tfpar.plans import Plan
 from tfpar.spec import Shard
 

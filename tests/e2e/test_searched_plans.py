@@ -9,9 +9,9 @@ from benchmarks.models import SMALL, batch_of, compile_model
 from tests.cases import nightly
 from tests.clusters import device, two_levels
 from tests.equivalence import assert_equivalent
-from tfpar.cluster.network import Link
+from tfpar.cluster import Link
 from tfpar.spec import Shard
-from tfpar.tf.keras.adapter import parallel_model
+from tfpar.tf.keras import parallel_model
 
 MESH = tap.split([2, 2])
 

@@ -12,8 +12,7 @@ from keras import layers
 
 import tfpar as tap
 from tests.cases import nightly
-from tfpar.cluster.description import Cluster, Device, Level, Node
-from tfpar.planning.pricing.batch_shares import MIN_SAVING
+from tfpar.cluster import Cluster, Device, Level, Node
 
 FAST = Device({"float32": 3e9}, 2**34, 3e8, name="fast")
 SLOW = dataclasses.replace(FAST, flops={"float32": 1e9}, memory_bandwidth=1e8, name="slow")
@@ -52,7 +51,7 @@ def check_shares(plan: tap.Plan, more: int, equal: tap.Plan) -> None:
     """
     (shares,) = plan.shares.values()
     assert sum(shares) == BATCH and max(shares) == shares[more] > shares[1 - more]
-    assert plan.cost.seconds < (1 - MIN_SAVING) * equal.cost.seconds
+    assert plan.cost.seconds < 0.98 * equal.cost.seconds
     assert f"batch split over data in shares {shares[0]}:{shares[1]}" in plan.summary(full=True)
     assert tap.Plan.from_json(plan.to_json()) == plan
 

@@ -25,9 +25,9 @@ from tests.e2e.test_mixed_precision import policy
 from tests.e2e.test_patterns import MEGATRON
 from tests.e2e.test_unequal_shares import mlp, regression
 from tests.equivalence import Trained, assert_same, op_by_op, traced, train
-from tfpar.cluster.description import Cluster, Device, Level
-from tfpar.tf.runtime.executable import Executable
-from tfpar.tf.steps.compiled import CompiledFunction
+from tfpar.cluster import Cluster, Device, Level
+from tfpar.tf.runtime import Executable
+from tfpar.tf.steps import CompiledFunction
 
 DATA_PARALLEL = (tap.batch("data"), tap.replicate(".*"))
 STAGES = {"stage": 2, "data": 2}

@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfpar as tap
-from tfpar.tf.keras.adapter import parallel_model
+from tfpar.tf.keras import parallel_model
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(8, 4)).astype("float32")

@@ -15,18 +15,17 @@ from tests.e2e.test_patterns import gpt, moe, tokens
 from tests.e2e.test_recurrent import RECURRENT
 from tests.e2e.test_recurrent import classifier as recurrent
 from tests.e2e.test_recurrent import tokens as sentences
-from tfpar.cluster.lookup import read_preset
+from tfpar.cluster import read_preset
 from tfpar.compile import simplify_step
-from tfpar.ir.roles import UPDATE, Roles
-from tfpar.pipeline import Pipeline
-from tfpar.pipeline.step_stages import assignable, stages_of_step
-from tfpar.planning.inter_op.stage_planner import assign_stages
-from tfpar.planning.intra_op.planners import find_planner
+from tfpar.ir import UPDATE, Roles
+from tfpar.pipeline import Pipeline, assignable, stages_of_step
+from tfpar.planning.inter_op import assign_stages
+from tfpar.planning.intra_op import find_planner
 from tfpar.plans import Plan, plan_from_constraints
 from tfpar.settings import Settings
 from tfpar.spec import Mesh, SpecError
-from tfpar.tf.capture.step import argument_specs
-from tfpar.tf.keras import adapter
+from tfpar.tf.capture import argument_specs
+from tfpar.tf.keras import install, parallel_model
 from tfpar.tf.session import Session
 
 
@@ -38,11 +37,11 @@ class Planned:
         settings = Settings(
             pipeline=pipeline, constraints=tuple(constraints), planner=found, verbose=False
         )
-        adapter.install()
+        install()
         self.session = Session(Mesh.of(list(mesh)), settings)
         with self.session.scope():
             self.model = build()
-        self.state = adapter.parallel_model(self.model)
+        self.state = parallel_model(self.model)
 
     def plan(self, batch, kind: str = "train") -> Plan:
         return self.state.step(kind).find_plan(argument_specs((batch,)))

@@ -12,7 +12,7 @@ import tfpar as tap
 from tests.cases import nightly
 from tests.e2e.test_pipelines_found import deep, machines, rows
 from tests.equivalence import assert_equivalent, train
-from tfpar.observability.report.candidates import explain_rejection
+from tfpar.observability.report import explain_rejection
 from tfpar.spec import ArgumentError
 from tfpar.tf.steps import trials as module
 

@@ -12,9 +12,8 @@ from keras import layers
 
 import tfpar as tap
 from tests.cases import nightly
-from tfpar.cluster.description import Cluster, Device, Level, Node
-from tfpar.spec import MemoryLimitError
-from tfpar.spec.quantities import format_bytes
+from tfpar.cluster import Cluster, Device, Level, Node
+from tfpar.spec import MemoryLimitError, format_bytes
 
 FAST = Device({"float32": 4e12}, 2**34, 4e11, 1e-6, name="fast")
 SLOW = dataclasses.replace(FAST, flops={"float32": 1e12}, memory_bandwidth=1e11, name="slow")

@@ -13,8 +13,8 @@ from keras import layers
 import tfpar as tap
 from tests.cases import nightly
 from tests.equivalence import assert_equivalent
-from tfpar.cluster.description import Cluster, Device, Level, Node
-from tfpar.tf.keras.adapter import parallel_model
+from tfpar.cluster import Cluster, Device, Level, Node
+from tfpar.tf.keras import parallel_model
 
 FAST = Device({"float32": 3e9}, 2**34, 3e8, name="fast")
 SLOW = dataclasses.replace(FAST, flops={"float32": 1e9}, memory_bandwidth=1e8, name="slow")

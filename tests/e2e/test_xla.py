@@ -22,7 +22,7 @@ from tests.equivalence import (
     traced,
     train,
 )
-from tfpar.compile.local.xla_regions import MUST_COMPILE
+from tfpar.compile.local import MUST_COMPILE
 
 rng = np.random.default_rng(0)
 

@@ -9,7 +9,7 @@ import pytest
 import tfpar as tap
 from benchmarks import models
 from tests.equivalence import assert_same, train
-from tfpar.tf.keras.adapter import parallel_model
+from tfpar.tf.keras import parallel_model
 
 LENGTH, VOCABULARY, CLASSES = 16, 50, 6
 

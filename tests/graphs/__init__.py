@@ -11,8 +11,7 @@ import gzip
 import pathlib
 import pickle
 
-from tfpar.ir.step import StepGraph
-from tfpar.ir.text import parse_step
+from tfpar.ir import StepGraph, parse_step
 
 FOLDER = pathlib.Path(__file__).parent
 NAMES = ("gpt", "wide", "resnet", "gshard_moe", "t5")

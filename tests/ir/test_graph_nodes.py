@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.planning.blocks import block, chain, named, parts_of, saved_parts
+from tests.ir.blocks import block, chain, named, parts_of, saved_parts
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.roles import BACKWARD, FORWARD
 

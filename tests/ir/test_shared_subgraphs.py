@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.planning.blocks import block, chain, parts_of, saved_parts, weight
+from tests.ir.blocks import block, chain, parts_of, saved_parts, weight
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.shared_subgraphs import largest
 

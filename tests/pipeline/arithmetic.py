@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.graph import DType, Graph, Op, Tensor
+from tfpar.ir import DType, Graph, GraphBuilder, Op, Tensor
 
 N = 6
 

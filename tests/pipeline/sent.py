@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from tfpar.ir.graph import Graph, Op, Tensor
+from tfpar.ir import Graph, Op, Tensor
 
 
 class Sent(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.pipeline.test_step_stages import Step
-from tfpar.ir.roles import Roles
+from tfpar.ir import Roles
 from tfpar.pipeline.colocation import infer_variable_stages
 from tfpar.pipeline.step_stages import assignable, stages_of_step
 

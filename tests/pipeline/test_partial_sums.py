@@ -9,8 +9,7 @@ from tests.cases import amounts, seeds
 from tests.pipeline.arithmetic import Arithmetic, N, at_random, run
 from tests.pipeline.sent import Sent
 from tests.pipeline.sent import sent as all_sent
-from tfpar.ir.graph import Op
-from tfpar.ir.text import format_graph
+from tfpar.ir import Op, format_graph
 from tfpar.pipeline.partial_sums import sum_by_stage
 
 

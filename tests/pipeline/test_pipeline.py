@@ -1,5 +1,6 @@
 """What users ask of a pipeline, checked where they write it."""
 
+import numpy as np
 import pytest
 
 import tfpar as tap
@@ -7,6 +8,8 @@ from tfpar.pipeline import Pipeline, Schedule
 from tfpar.pipeline.generators import FAMILIES, generate
 from tfpar.spec import ArgumentError
 
+WORDS = np.array(["auto", "1f1b"])
+"""An array: it compares entry by entry."""
 TWO = tap.Schedule.parse("0F0,0B0\n1F0,1B0")
 
 
@@ -64,6 +67,9 @@ def test_the_part_of_the_batch_whose_activations_are_stored(pipeline, part):
         (dict(stages="auto", search="megatron", seed=1), "draws nothing at random"),
         (dict(stages=2, microbatches=2, search="anneal"), "give stages='auto' with it"),
         (dict(microbatches=2, seed=1), "seed is for a pipeline that is searched"),
+        (dict(stages=WORDS, microbatches=2), "stages is array"),
+        (dict(stages="auto", microbatches=WORDS), "leave out microbatches"),
+        (dict(stages=2, microbatches=2**31), "2 stages that run 2,147,483,648 microbatches"),
     ],
 )
 def test_wrong_values_are_refused_where_they_are_written(given, message):

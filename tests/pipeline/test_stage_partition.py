@@ -15,15 +15,21 @@ from tests.pipeline.sent import sent
 from tests.pipeline.test_step_stages import Step
 from tests.planning.inter_op.stages.test_unit_builder import seconds
 from tests.propagation.by_hand import FLOAT, ByHand
-from tfpar.ir.graph import Op, itemsize
-from tfpar.ir.planning_graph import planning_graph
-from tfpar.ir.roles import BACKWARD, FORWARD, Roles
-from tfpar.ir.step import StepGraph
-from tfpar.ir.text import format_graph, format_step
+from tfpar.ir import (
+    BACKWARD,
+    FORWARD,
+    Op,
+    Roles,
+    StepGraph,
+    format_graph,
+    format_step,
+    itemsize,
+    planning_graph,
+)
 from tfpar.pipeline.stage_partition import own_constants, partition_step, read_once, sent_whole
 from tfpar.pipeline.step_graph import Runs, crossings
 from tfpar.pipeline.step_stages import assignable, stages_of_step
-from tfpar.planning.inter_op.stages.unit_builder import assign_step
+from tfpar.planning.inter_op import assign_step
 
 
 def planned(name: str) -> StepGraph:

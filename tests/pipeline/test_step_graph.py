@@ -6,9 +6,7 @@ import pytest
 
 from tests.graphs import saved
 from tests.pipeline.test_step_stages import N, Step, two_layers
-from tfpar.ir.graph import Op
-from tfpar.ir.planning_graph import planning_graph
-from tfpar.ir.roles import BACKWARD, Roles
+from tfpar.ir import BACKWARD, Op, Roles, planning_graph
 from tfpar.pipeline.generators import generate
 from tfpar.pipeline.graph import check_schedule
 from tfpar.pipeline.stage_graph import Join, StageGraph, StageLink, Tie
@@ -20,7 +18,7 @@ from tfpar.pipeline.step_graph import (
     stage_graph_of,
 )
 from tfpar.pipeline.step_stages import stages_of_step
-from tfpar.planning.inter_op.stages.unit_builder import assign_step
+from tfpar.planning.inter_op import assign_step
 from tfpar.spec import PlanError, ScheduleError
 
 SIZE = 4 * N * N  # of a matrix of a step by hand

@@ -5,11 +5,20 @@ from __future__ import annotations
 import pytest
 
 from tests.graphs import saved
-from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.graph import DType, Graph, Op, Tensor, Variable
-from tfpar.ir.planning_graph import planning_graph
-from tfpar.ir.roles import BACKWARD, FORWARD, UPDATE, Roles
-from tfpar.ir.traits import VARIABLE_READS
+from tfpar.ir import (
+    BACKWARD,
+    FORWARD,
+    UPDATE,
+    DType,
+    Graph,
+    GraphBuilder,
+    Op,
+    Roles,
+    Tensor,
+    Variable,
+    planning_graph,
+    traits,
+)
 from tfpar.pipeline.step_stages import assignable, stages_of_step
 from tfpar.spec import PlanError
 
@@ -426,7 +435,7 @@ def test_what_holds_of_every_model(name, num_stages):
         touching = [op for op in consumers[variable.handle] if op not in forward]
         others = [op for op in consumers[variable.handle] if op in forward]
         assert {stages[op] for op in touching} <= {stages[variable.handle.op]}
-        assert all(op.type in VARIABLE_READS or op in forward for op in others)
+        assert all(op.type in traits.VARIABLE_READS or op in forward for op in others)
         updates = [op for op in touching if roles.phase[op] == UPDATE]
         assert len(updates) == (variable.name in {g.variable for g in step.gradients})
     there, back = (sent(graph, stages, phase, roles) for phase in (FORWARD, BACKWARD))

@@ -3,11 +3,8 @@
 import dataclasses
 
 import tfpar.rules  # noqa: F401 - registers the rules
-from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.graph import DType, Graph, Tensor, Variable
-from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned_graph import PartitionedGraph
-from tfpar.propagation.prepared_graph import prepare
+from tfpar.ir import DType, Graph, GraphBuilder, Tensor, Variable
+from tfpar.propagation import PartitionedGraph, prepare, propagate
 from tfpar.spec import Replicate, Shard
 
 

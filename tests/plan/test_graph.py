@@ -7,7 +7,7 @@ import networkx as nx
 import pytest
 
 from tests.plan.graphs import mlp, partition
-from tfpar.cluster.lookup import find_cluster
+from tfpar.cluster import find_cluster
 from tfpar.constraints import shard
 from tfpar.plans import Plan, plan_from_constraints
 from tfpar.spec import Mesh, PlanError, parse_spec
@@ -77,7 +77,7 @@ def test_times_and_collectives_are_there_where_machines_are_known(plan):
 
 
 def test_blocks_that_repeat_are_numbered():
-    from tests.planning.blocks import chain
+    from tests.ir.blocks import chain
 
     graph = chain([f"m/layer_{i}" for i in range(4)])
     made = plan_from_constraints(graph, Mesh.of([2]), [])

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from tests.cases import deep_list
 from tests.plan.graphs import mlp
 from tfpar.constraints import batch, replicate, shard, shard_output
 from tfpar.plans import keep, plan_from_constraints
@@ -97,5 +98,7 @@ def test_errors_name_the_call():
         keep(planned(ROWS), "bias")
     with pytest.raises(SpecError, match="not a regular expression"):
         keep(OLD, "block_(")
+    with pytest.raises(ArgumentError, match=r"keep\(plan, \[.*\]\): the pattern is \[.*a string"):
+        keep(OLD, deep_list())
     with pytest.raises(ArgumentError, match="plan is 3"):
         keep(3, "block_0")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.plan.graphs import mlp
 from tfpar.constraints import batch, shard, shard_output
-from tfpar.ir.fingerprint import fingerprint
+from tfpar.ir import fingerprint
 from tfpar.plans import Plan, plan_from_constraints
 from tfpar.spec import Mesh, PlanError, Replicate, Shard, SpecError, format_spec
 
@@ -236,7 +236,7 @@ def test_fingerprint_sees_attributes_and_edges():
 @pytest.mark.slow
 def test_fingerprint_is_the_same_in_another_process():
     code = (
-        "from tests.plan.graphs import mlp; from tfpar.ir.fingerprint import fingerprint;"
+        "from tests.plan.graphs import mlp; from tfpar.ir import fingerprint;"
         "print(fingerprint(mlp(momentum=True)))"
     )
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

@@ -10,11 +10,8 @@ from tests.graphs import saved, saved_names
 from tests.plan.graphs import mlp
 from tfpar.constraints import constraints_of, resolve_stages, resolve_variables
 from tfpar.constraints.stages import _layers
-from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.graph import DType, Graph, Op, Variable
-from tfpar.ir.planning_graph import planning_graph
-from tfpar.ir.roles import Roles
-from tfpar.pipeline.step_stages import assignable
+from tfpar.ir import DType, Graph, GraphBuilder, Op, Roles, Variable, planning_graph
+from tfpar.pipeline import assignable
 from tfpar.spec import ArgumentError, Mesh, SpecError
 
 

@@ -11,13 +11,9 @@ from tests.cases import some_first
 from tests.graphs import saved
 from tests.plan.graphs import mlp
 from tests.planning.inter_op.stages.test_unit_builder import seconds
-from tfpar.ir.graph import Op
-from tfpar.ir.planning_graph import planning_graph
-from tfpar.ir.roles import Roles
-from tfpar.pipeline import Schedule
-from tfpar.pipeline.generators import FAMILIES, generate, name_of
-from tfpar.pipeline.step_stages import assignable, stages_of_step
-from tfpar.planning.inter_op.stages.unit_builder import assign_step
+from tfpar.ir import Op, Roles, planning_graph
+from tfpar.pipeline import FAMILIES, Schedule, assignable, generate, name_of, stages_of_step
+from tfpar.planning.inter_op import assign_step
 from tfpar.plans import PipelinePlan, Plan, plan_from_constraints
 from tfpar.spec import ArgumentError, Mesh, OtherModelError, PlanError
 

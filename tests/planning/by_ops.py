@@ -7,7 +7,7 @@ import dataclasses
 from tfpar.planning.pricing.plan_propagation import propagate_plan
 from tfpar.planning.problem import Problem
 from tfpar.plans import Plan, PlannedVariable
-from tfpar.propagation.partitioned_graph import OpPlan
+from tfpar.propagation import OpPlan
 from tfpar.spec import Mesh, replicated_spec
 
 

@@ -10,18 +10,16 @@ from typing import Any
 import pytest
 
 from tests.graphs import saved
-from tfpar.cluster.description import Cluster
-from tfpar.cluster.lookup import find_cluster
-from tfpar.cost.cost import Cost
-from tfpar.cost.evaluate import evaluate
-from tfpar.ir.step import StepGraph
+from tfpar.cluster import Cluster, find_cluster
+from tfpar.cost import Cost, evaluate
+from tfpar.ir import StepGraph
 from tfpar.planning.objective import Budget
 from tfpar.planning.pricing.plan_propagation import priced_roles, propagate_plan
 from tfpar.planning.problem import Problem
 from tfpar.planning.problems import state_problem
 from tfpar.planning.request import PlanRequest
 from tfpar.plans import Plan
-from tfpar.propagation.partitioned_graph import PartitionedGraph
+from tfpar.propagation import PartitionedGraph
 from tfpar.spec import Mesh
 
 
@@ -44,8 +42,8 @@ class Captured:
         import tfpar as tap
         from benchmarks.models import batch_of, compile_model
         from tfpar.compile import simplify_step
-        from tfpar.tf.capture.step import argument_specs
-        from tfpar.tf.keras.adapter import parallel_model
+        from tfpar.tf.capture import argument_specs
+        from tfpar.tf.keras import parallel_model
 
         with tap.auto_parallel([1], planner=None):
             model = build()

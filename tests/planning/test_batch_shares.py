@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.plan.graphs import mlp
-from tfpar.cluster.description import Cluster, Device, Level, Node
+from tfpar.cluster import Cluster, Device, Level, Node
 from tfpar.constraints import shard
-from tfpar.cost.cost import Cost
-from tfpar.cost.evaluate import evaluate
-from tfpar.ir.roles import Roles
+from tfpar.cost import Cost, evaluate
+from tfpar.ir import Roles
 from tfpar.planning.meshes import input_spec
 from tfpar.planning.pricing.batch_shares import (
     LinearTimeModel,
@@ -23,9 +22,7 @@ from tfpar.planning.pricing.batch_shares import (
 )
 from tfpar.planning.pricing.price import SingleStagePricer, combine_slowest, price_along
 from tfpar.plans import Plan, plan_from_constraints
-from tfpar.propagation.engine import propagate
-from tfpar.propagation.prepared_graph import prepare
-from tfpar.propagation.uneven_batch import UnevenSplitError, check_shares
+from tfpar.propagation import UnevenSplitError, check_shares, prepare, propagate
 from tfpar.spec import Mesh, Replicate, Shard, UnevenMesh
 
 FAST = Device({"float32": 3e9}, 2**30, 3e8, name="fast")

@@ -13,9 +13,8 @@ import pytest
 import tfpar as tap
 from tests.plan.graphs import mlp
 from tests.planning.changes import changed
-from tfpar.cluster.description import Cluster
-from tfpar.cluster.lookup import find_cluster
-from tfpar.ir.fingerprint import fingerprint
+from tfpar.cluster import Cluster, find_cluster
+from tfpar.ir import fingerprint
 from tfpar.planning.cache import PlanCache
 from tfpar.planning.intra_op.tap.planner import TapPlanner
 from tfpar.planning.meshes import given_mesh, logical_meshes

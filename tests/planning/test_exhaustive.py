@@ -9,8 +9,8 @@ import pytest
 from tests.cases import amounts, some_first
 from tests.planning.problems import within
 from tests.planning.tiny import GRAPHS, SMALLEST, chain, drawn, problem
-from tfpar.cost.evaluate import evaluate
-from tfpar.ir.roles import Roles
+from tfpar.cost import evaluate
+from tfpar.ir import Roles
 from tfpar.planning.intra_op import exhaustive
 from tfpar.planning.intra_op.auto import AutoPlanner
 from tfpar.planning.intra_op.exhaustive import MAX_PLANS, ExhaustivePlanner
@@ -19,8 +19,7 @@ from tfpar.planning.intra_op.rhino import RhinoPlanner
 from tfpar.planning.intra_op.tap.planner import TapPlanner
 from tfpar.planning.meshes import given_mesh
 from tfpar.planning.problem import ConstrainedSpec, step_anchors
-from tfpar.propagation.engine import propagate
-from tfpar.propagation.prepared_graph import prepare
+from tfpar.propagation import prepare, propagate
 from tfpar.spec import ArgumentError, Mesh, PlanError, Replicate, Shard, parse_spec
 
 BY_OPS = {

@@ -6,15 +6,17 @@ import dataclasses
 
 import pytest
 
-from tests.planning.blocks import chain
+from tests.ir.blocks import chain
 from tests.planning.changes import changed
+from tests.planning.problems import Captured
 from tests.planning.tiny import problem
-from tfpar.cost.cost import Cost
+from tfpar.cost import Cost
 from tfpar.planning.folding.folded_model import FoldedModel
 from tfpar.planning.folding.folded_plan import FoldedPlan, count_split, unfold_plan
+from tfpar.planning.intra_op.tap.mesh_search import MeshSearch
 from tfpar.planning.problem import ConstrainedSpec
 from tfpar.plans import Candidate, SpecOption
-from tfpar.propagation.partitioned_graph import Anchors, OpPlan
+from tfpar.propagation import Anchors, OpPlan
 from tfpar.spec import Mesh, parse_spec
 
 MESH = Mesh.of({"data": 1, "model": 2})
@@ -111,3 +113,14 @@ def test_weights_that_are_split_are_counted_but_for_those_that_are_given():
     specs = {"a": COLUMNS, "b": WHOLE, "c": ROWS}
     assert count_split(specs, ()) == 2
     assert count_split(specs, {"a"}) == 1
+
+
+@pytest.mark.slow
+def test_folded_models_store_about_what_whole_ones_do():
+    asked = Captured.saved("gpt_narrow").problem([2, 2], "cpu")
+    peaks = []
+    for min_duplicate in (2, 100):
+        parts = FoldedModel.of(asked, min_duplicate)
+        search = MeshSearch(asked, parts, asked.meshes[0])
+        peaks.append(search._cost_and_live().live_bytes)
+    assert peaks[0] == pytest.approx(peaks[1], rel=0.05)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.planning.changes import changed
 from tests.planning.tiny import SMALLEST, problem
-from tfpar.cost.cost import Cost
+from tfpar.cost import Cost
 from tfpar.pipeline import Pipeline
 from tfpar.planning.intra_op.tap.planner import TapPlanner
 from tfpar.planning.objective import Budget, Objective

@@ -7,12 +7,13 @@ import math
 
 import pytest
 
+from tests.cases import deep_list
 from tests.planning.changes import changed
 from tests.planning.problems import Captured
 from tests.planning.test_slots import MACHINES, WHOLE, problem_of, weights_of
 from tests.planning.test_slots import slots_of as split_slots_of
-from tfpar.cluster.description import Cluster, Device, Level
-from tfpar.ir.traits import IN_FLIGHT
+from tfpar.cluster import Cluster, Device, Level
+from tfpar.ir import traits
 from tfpar.planning.cache import problem_digest
 from tfpar.planning.intra_op.tap.planner import TapPlanner
 from tfpar.planning.memory.limit import solve_under_memory_limit
@@ -23,7 +24,7 @@ from tfpar.planning.memory.shard_slots import with_sharded_slots
 from tfpar.planning.pricing.price import price_whole
 from tfpar.planning.solve import find_plan
 from tfpar.plans import Offload, OffloadPlan, Plan
-from tfpar.spec import PlanError, SpecError
+from tfpar.spec import ArgumentError, PlanError, SpecError
 
 KERNELS = [4 * 64 * 64, 4 * 64 * 64, 4 * 64 * 6]
 """Bytes of the weights of `problem_of()`."""
@@ -50,6 +51,16 @@ def linked(problem, bandwidth: float, latency_s: float = 0.0):
     return changed(problem, cluster=MACHINES.with_device(**link))
 
 
+def test_patterns_are_checked_where_they_are_written():
+    assert Offload("table/.*", ["block_1"]) == Offload(("table/.*",), ("block_1",))
+    with pytest.raises(ArgumentError, match="Offload's optimizer is 3; it must be True, False, or"):
+        Offload(optimizer=3)
+    with pytest.raises(ArgumentError, match=r"Offload\(activations=\[.*\]\): the pattern is \["):
+        Offload(activations=deep_list())
+    with pytest.raises(SpecError, match=r"Offload\(optimizer='a\('\): the pattern is not a reg"):
+        Offload(optimizer=["a("])
+
+
 def test_what_is_offloaded_is_not_stored_and_crosses_the_link_twice(problem, fastest):
     machines = linked(problem, 1e9, 1e-3)
     before, _ = price_whole(fastest, machines)
@@ -68,7 +79,7 @@ def test_what_is_offloaded_is_not_stored_and_crosses_the_link_twice(problem, fas
 def test_slots_of_some_weights_are_on_the_device_in_passing(problem, fastest):
     before, _ = price_whole(fastest, problem)
     cost, _ = price_whole(away(fastest), problem)
-    passing = IN_FLIGHT * 2 * KERNELS[0]
+    passing = traits.IN_FLIGHT * 2 * KERNELS[0]
     assert before.live_bytes <= cost.live_bytes <= before.live_bytes + passing
     assert cost.memory_bytes < before.memory_bytes
 

@@ -5,11 +5,10 @@ import dataclasses
 import pytest
 
 from tests.plan.test_stages import MESH, staged
-from tfpar.cluster.lookup import read_preset
+from tfpar.cluster import read_preset
 from tfpar.constraints import stage
 from tfpar.options import Options
-from tfpar.pipeline import Pipeline
-from tfpar.pipeline.generators import generate
+from tfpar.pipeline import Pipeline, generate
 from tfpar.planning.request import PlanRequest
 from tfpar.settings import Settings, _check_agreed
 from tfpar.spec import ArgumentError, Mesh, SpecError, TfparError

@@ -10,16 +10,15 @@ import pytest
 
 from tests.cases import some_first
 from tests.graphs import BATCH, saved
-from tfpar.cluster.description import Cluster, Device, Level, Node
-from tfpar.cluster.lookup import find_cluster
+from tfpar.cluster import Cluster, Device, Level, Node, find_cluster
 from tfpar.constraints import batch
 from tfpar.pipeline import Pipeline
 from tfpar.planning.candidates import SolvedCandidate
 from tfpar.planning.inter_op.sensitivity import PlanRepricer
 from tfpar.planning.intra_op.planners import find_planner
 from tfpar.planning.pricing.price import price_plan
+from tfpar.planning.pricing.repricing import reprice_plan
 from tfpar.planning.problem import Problem
-from tfpar.planning.repricing import reprice_plan
 from tfpar.planning.request import PlanRequest
 from tfpar.planning.step_search import StepSearch
 from tfpar.plans import Offload, Plan

@@ -9,16 +9,15 @@ import pytest
 
 from tests.graphs import BATCH, saved
 from tests.planning.test_saved_graphs import SLOW
-from tfpar.cluster.description import Cluster, Device, Level, Node
-from tfpar.cluster.scaling import scale_bandwidth
+from tfpar.cluster import Cluster, Device, Level, Node, scale_bandwidth
 from tfpar.pipeline import Pipeline
 from tfpar.planning.candidates import SolvedCandidate
 from tfpar.planning.inter_op.sensitivity import PlanRepricer
 from tfpar.planning.inter_op.stages.pipeline_pricing import price_best_schedule
 from tfpar.planning.inter_op.stopping import compute_bound_seconds, reaches_compute_bound
 from tfpar.planning.intra_op.planners import find_planner
+from tfpar.planning.pricing.repricing import reprice_plan
 from tfpar.planning.problem import Problem
-from tfpar.planning.repricing import reprice_plan
 from tfpar.planning.request import PlanRequest
 from tfpar.planning.step_search import StepSearch
 from tfpar.plans import Plan

@@ -9,14 +9,11 @@ import pytest
 
 from tests.graphs import BATCH, NAMES, saved, saved_text
 from tests.ir.text.same import assert_same_step
-from tfpar.cluster.description import Cluster, Device, Level
+from tfpar.cluster import Cluster, Device, Level
 from tfpar.compile import simplify_step
-from tfpar.compile.local.local_graph import build_local_program
-from tfpar.compile.local.reshard import COLLECTIVE_TYPES
-from tfpar.cost.evaluate import evaluate
-from tfpar.ir.fingerprint import fingerprint
-from tfpar.ir.roles import Roles
-from tfpar.ir.text import format_step, parse_step
+from tfpar.compile.local import COLLECTIVE_TYPES, build_local_program
+from tfpar.cost import evaluate
+from tfpar.ir import Roles, fingerprint, format_step, parse_step
 from tfpar.planning.intra_op.planners import find_planner
 from tfpar.planning.pricing.plan_propagation import propagate_plan
 from tfpar.planning.problem import Problem

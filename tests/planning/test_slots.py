@@ -10,8 +10,7 @@ import tfpar as tap
 from tests.planning.changes import changed
 from tests.planning.tiny import chain
 from tests.planning.tiny import problem as tiny_problem
-from tfpar.cluster.description import Cluster, Device, Level
-from tfpar.ir.passes.slots import find_separate_slots
+from tfpar.cluster import Cluster, Device, Level
 from tfpar.planning.intra_op.tap.planner import TapPlanner
 from tfpar.planning.memory.limit import solve_under_memory_limit
 from tfpar.planning.memory.plan_transforms import apply_plan_transforms
@@ -25,6 +24,7 @@ from tfpar.planning.meshes import given_mesh
 from tfpar.planning.pricing.plan_propagation import propagate_plan
 from tfpar.planning.pricing.price import price_whole
 from tfpar.plans import Plan
+from tfpar.propagation import prepare
 from tfpar.spec import Mesh, Replicate, Shard
 
 MACHINES = Cluster.regular(
@@ -79,7 +79,7 @@ def test_what_is_saved_is_what_it_costs_less(problem, fastest):
     saved = before.state_bytes - split.cost.state_bytes
     assert saved == pytest.approx(saved_by_sharded_slots(fastest, problem))
     kernels = 4 * (64 * 64 + 64 * 64 + 64 * 6)
-    assert saved == 2 * kernels * 3 / 4  # two slots of Adam, a quarter of each is left
+    assert saved == pytest.approx(2 * kernels * 3 / 4), "of two slots, a quarter of each is left"
     assert split.cost.weight_bytes == before.weight_bytes
     assert split.cost.memory_bytes < before.memory_bytes
 
@@ -97,8 +97,8 @@ def test_the_problem_of_a_plan_without_split_slots_stays_as_it_is(problem, faste
     assert apply_plan_transforms(problem, fastest) is problem
     apart = apply_plan_transforms(problem, shard_slots(fastest, problem))
     assert (
-        not find_separate_slots(problem.step.graph)
-        and len(find_separate_slots(apart.step.graph)) == 3
+        not prepare(problem.step.graph).slots_apart
+        and len(prepare(apart.step.graph).slots_apart) == 3
     )
     assert (
         apply_plan_transforms(problem, shard_slots(fastest, problem)).step.graph is apart.step.graph

@@ -9,8 +9,7 @@ import pytest
 
 from tests.clusters import device, two_levels
 from tests.planning.problems import Captured
-from tfpar.cluster.description import Cluster
-from tfpar.cluster.network import Link
+from tfpar.cluster import Cluster, Link
 from tfpar.constraints import stage
 from tfpar.options import Options
 from tfpar.pipeline import AUTO, Pipeline
@@ -22,8 +21,7 @@ from tfpar.planning.objective import UNCERTAINTY
 from tfpar.planning.pipeline_search import ALL, search_step, select_scope
 from tfpar.planning.request import PlanRequest
 from tfpar.planning.step_search import StepSearch
-from tfpar.plans import Plan
-from tfpar.plans.equivalence import execution_key
+from tfpar.plans import Plan, execution_key
 from tfpar.settings import Settings
 from tfpar.spec import Mesh, PlanError
 

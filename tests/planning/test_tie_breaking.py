@@ -9,7 +9,7 @@ from tests.cases import at_night
 from tests.clusters import slow_cores
 from tests.planning.changes import changed
 from tests.planning.problems import Captured, laid, partition, price
-from tfpar.cost.cost import Cost
+from tfpar.cost import Cost
 from tfpar.planning.intra_op.auto import AutoPlanner
 from tfpar.planning.intra_op.rhino import RhinoPlanner
 from tfpar.planning.intra_op.tap.planner import TapPlanner

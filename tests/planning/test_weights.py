@@ -8,7 +8,7 @@ import pytest
 
 from tests.planning.changes import changed
 from tests.planning.tiny import chain, problem
-from tfpar.ir.graph import Op, Variable
+from tfpar.ir import Op, Variable
 from tfpar.planning.folding.folded_model import FoldedModel
 from tfpar.planning.intra_op.weights import WeightGroup, resembling, weight_groups, weight_options
 from tfpar.planning.meshes import LogicalMesh

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from tests.graphs import BATCH, saved
-from tfpar.cluster.description import Cluster, Device, Level, Node
+from tfpar.cluster import Cluster, Device, Level, Node
 from tfpar.planning.inter_op import stage_planner
 from tfpar.planning.inter_op.stages import pipeline_pricing
 from tfpar.planning.intra_op.planners import find_planner

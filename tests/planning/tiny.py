@@ -6,11 +6,9 @@ from __future__ import annotations
 import numpy as np
 
 import tfpar.rules  # noqa: F401 - registers the rules
-from tests.planning.blocks import weight
-from tfpar.cluster.description import Cluster, Device, Level
-from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.fingerprint import fingerprint
-from tfpar.ir.graph import DType, Graph, Tensor
+from tests.ir.blocks import weight
+from tfpar.cluster import Cluster, Device, Level
+from tfpar.ir import DType, Graph, GraphBuilder, Tensor, fingerprint
 from tfpar.planning.meshes import logical_meshes
 from tfpar.planning.objective import Objective
 from tfpar.planning.problem import Problem, ProblemInstance, SearchAim, StepToPlan

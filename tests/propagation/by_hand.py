@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 import tfpar.rules  # noqa: F401 - registers the rules
-from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.graph import DType, Op, Tensor, Variable
+from tfpar.ir import DType, GraphBuilder, Op, Tensor, Variable
 from tfpar.propagation.engine import begin, run_segment
 from tfpar.propagation.partitioned_graph import Anchors, OpPlan
 from tfpar.propagation.prepared_graph import PreparedGraph, prepare

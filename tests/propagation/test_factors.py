@@ -13,7 +13,7 @@ from tfpar.propagation.factors import (
     split_of,
     splits_of,
 )
-from tfpar.rules.rule import PLAIN
+from tfpar.rules import PLAIN
 from tfpar.spec import Shard, parse_spec
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.propagation.by_hand import FLOAT, GRID, PAIR, ByHand, before, begun
-from tfpar.ir.graph import DType, FunctionRef, Graph, Op
+from tfpar.ir import DType, FunctionRef, Graph, Op
 from tfpar.propagation.decide import ImmovableInputError
 from tfpar.propagation.prepared_graph import PreparedGraph
 from tfpar.propagation.regions import partition_region

@@ -7,12 +7,20 @@ from hypothesis import strategies as st
 import tfpar as tap
 from tests.plan.graphs import mlp, partition
 from tests.spec.strategies import laid_out, specs
-from tfpar.ir.roles import BACKWARD, FORWARD, UPDATE, Roles, When
+from tfpar.ir import BACKWARD, FORWARD, UPDATE, Roles, When
 from tfpar.plans import plan_from_constraints
 from tfpar.propagation.partitioned_graph import Decision, PartitionedGraph, Reshard
 from tfpar.propagation.reshard import Communication, lower_reshard, step_bytes
-from tfpar.spec import Mesh, Partial, Replicate, Shard, local_shape, parse_spec, replicated_spec
-from tfpar.spec.names import COLLECTIVES
+from tfpar.spec import (
+    COLLECTIVES,
+    Mesh,
+    Partial,
+    Replicate,
+    Shard,
+    local_shape,
+    parse_spec,
+    replicated_spec,
+)
 
 # --- steps -----------------------------------------------------------------------
 

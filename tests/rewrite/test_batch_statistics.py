@@ -12,10 +12,8 @@ from tfpar.compile.local.chunks import split_batch
 from tfpar.compile.local.local_graph import LocalProgram, build_local_program
 from tfpar.compile.local.microbatch_statistics import shares_of, use_ghost_batches
 from tfpar.compile.local.microbatches import run_microbatches
-from tfpar.ir.roles import Roles
-from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned_graph import Anchors
-from tfpar.propagation.prepared_graph import prepare
+from tfpar.ir import Roles
+from tfpar.propagation import Anchors, prepare, propagate
 from tfpar.spec import Mesh, Replicate, Shard
 
 

@@ -6,17 +6,24 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from benchmarks.models import SMALL
 from tests.partitioned import Traced, devices
-from tfpar.compile.local.chunks import build_chunked_program, split_batch
+from tests.planning.problems import Captured, partition
+from tfpar.compile.local.chunks import (
+    build_chunked_program,
+    chunked_anchors,
+    split_batch,
+    with_chunks,
+)
 from tfpar.compile.local.local_graph import LocalProgram
 from tfpar.compile.local.packing import pack_collectives
 from tfpar.compile.local.programs import ProgramSet
-from tfpar.ir.graph import Graph, Op
-from tfpar.ir.order import sort_topologically
-from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned_graph import Anchors
+from tfpar.ir import Graph, Op, sort_topologically
+from tfpar.planning import step_anchors
+from tfpar.planning.intra_op import RhinoPlanner
+from tfpar.propagation import WHOLE, Anchors, propagate
 from tfpar.spec import Mesh, Replicate, Shard, replicated_spec
-from tfpar.tf.runtime.backends.in_process import InProcessProgram
+from tfpar.tf.runtime import InProcessProgram
 
 MODEL = Mesh.of({"model": 2})
 BOTH = Mesh.of([2, 2])
@@ -176,3 +183,25 @@ def test_chunks_that_meet_are_in_no_cycle():
     graph = chunked(normalized, args, COLUMNS_AND_ROWS, MODEL, 4).graph
     assert all(op not in before(op) for op in graph.ops)
     assert graph.ops == sort_topologically(graph.ops)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["wide", "resnet"])
+def test_along_an_axis_more_ops_run_as_they_come(name):
+    """Chunks are one; along the axes that the plan speaks of nothing changes."""
+    sizes = {"classes": 2000}
+    problem = Captured.of(lambda: SMALL[name](**sizes), 8).problem([2, 2], "cpu")
+    plan = RhinoPlanner().solve(problem)
+    before, anchors = partition(problem, plan), step_anchors(plan, problem)
+    count = plan.mesh.num_axes
+    mesh = with_chunks(plan.mesh, 2)
+    after = propagate(before.prepared, mesh, chunked_anchors(before, anchors, problem.step.batched))
+    chunked = {op.name: d.strategy for op, d in after.decisions.items()}
+    ordinary = [(op, d.strategy) for op, d in before.decisions.items() if not d.bodies]
+    assert plan.ops
+    for op, strategy in ordinary:
+        assert tuple(s[:count] for s in chunked[op.name].in_specs) == strategy.in_specs, op.name
+        if op.name in plan.ops:
+            kept = tuple(after.specs[t][:count] for t in op.outputs)
+            assert kept == plan.ops[op.name].kept, op.name
+    assert any(chunked[op].splits[count] != WHOLE for op in plan.ops), "chunks share them all"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from tfpar.compile.local.early_collectives import start_collectives_early
 from tfpar.compile.local.packing import pack_collectives
 from tfpar.compile.local.reshard import all_reduce
-from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.graph import DType, Graph, Op, Tensor
+from tfpar.ir import DType, Graph, GraphBuilder, Op, Tensor
 
 
 class Backward:

@@ -8,17 +8,21 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.cases import at_night
 from tests.partitioned import Traced, devices
+from tests.planning.inter_op.stages.steps import Staged
 from tfpar.compile.local.chunks import split_batch
-from tfpar.compile.local.local_graph import TASK, LocalProgram
+from tfpar.compile.local.local_graph import TASK, LocalProgram, build_local_program
+from tfpar.compile.local.microbatch_rounds import schedule_rounds
 from tfpar.compile.local.microbatches import build_microbatched_program
 from tfpar.compile.local.packing import pack_collectives
 from tfpar.compile.local.programs import ProgramSet
-from tfpar.ir.graph import Graph, Op
-from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned_graph import Anchors
+from tfpar.compile.local.rank_local_axis import Repetition
+from tfpar.cost import StageTransfers
+from tfpar.ir import Graph, Op
+from tfpar.propagation import Anchors, propagate
 from tfpar.spec import Mesh, Replicate, Shard, replicated_spec
-from tfpar.tf.runtime.backends.in_process import InProcessProgram
+from tfpar.tf.runtime import InProcessProgram
 
 ONE, TWO = Mesh.of({"data": 1}), Mesh.of({"data": 2})
 rng = np.random.default_rng(0)
@@ -209,3 +213,18 @@ def test_loops_run_in_a_round():
         "While" in op or "StatelessWhile" in op
         for op in rounds(microbatched(cumulated, [numbers(6, 3)], 3))
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("gpt", "resnet", "normalized_by_kernels", "penalized"),
+        *at_night("t5_3_layers", "unet", "clip_4_layers", "gshard_moe"),
+    ],
+)
+def test_there_are_joins_where_programs_have_several_rounds(name):
+    staged = Staged.of(name, 2).cut(4)
+    program = build_local_program(staged.laid)
+    rounds = schedule_rounds(program, Repetition(program, {}))
+    assert bool(StageTransfers(staged, (0, 1)).stage_graph().joins) == (rounds.count > 1)

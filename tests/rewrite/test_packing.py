@@ -14,8 +14,7 @@ from tests.partitioned import OP_TYPES
 from tests.rewrite.test_early_collectives import Backward
 from tfpar.compile.local.packing import pack_collectives, payload
 from tfpar.compile.local.reshard import CHUNK, COLLECTIVE_TYPES
-from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.graph import DType, Graph, Op, Tensor
+from tfpar.ir import DType, Graph, GraphBuilder, Op, Tensor
 
 AXES = (0,)
 

@@ -7,8 +7,7 @@ import numpy as np
 from tfpar.compile.local.local_graph import LocalProgram
 from tfpar.compile.local.rank_dependence import DIFFERS, find_body_inputs, find_rank_dependent_axes
 from tfpar.compile.local.reshard import all_reduce
-from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.graph import DType, FunctionRef, Graph, Tensor, Variable
+from tfpar.ir import DType, FunctionRef, Graph, GraphBuilder, Tensor, Variable
 from tfpar.spec import Mesh, Replicate, Shard, Spec
 
 WHOLE, ROWS, COLUMNS = (

@@ -8,11 +8,11 @@ import pytest
 
 from tests.cut_steps import Staged, attending, cut, normalized, three_layers, tied, traced
 from tests.rewrite.test_stage_split import staged
-from tfpar.cluster.description import Cluster, Device, Level
+from tfpar.cluster import Cluster, Device, Level
 from tfpar.compile.local.local_graph import TASK
 from tfpar.compile.local.scatter_gather import Slicing
-from tfpar.cost.stage_transfers import ScatterGatherCost
-from tfpar.pipeline.generators import generate
+from tfpar.cost import ScatterGatherCost
+from tfpar.pipeline import generate
 from tfpar.spec import Mesh, Replicate, Shard
 
 MODEL = Mesh.of({"data": 1, "model": 2})

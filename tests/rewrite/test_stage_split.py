@@ -24,16 +24,11 @@ from tests.partitioned import Traced, devices
 from tfpar.compile.local.local_graph import TASK, LocalProgram, StagePass, build_local_program
 from tfpar.compile.local.scatter_gather import sink_all_gathers, sink_input_slices
 from tfpar.compile.local.stage_split import split_stages
-from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.graph import DType, Op, Tensor, Variable
-from tfpar.pipeline import Schedule
-from tfpar.pipeline.generators import generate
-from tfpar.pipeline.graph import RECEIVE_AHEAD
-from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned_graph import Anchors
-from tfpar.propagation.prepared_graph import prepare
+from tfpar.ir import DType, GraphBuilder, Op, Tensor, Variable
+from tfpar.pipeline import RECEIVE_AHEAD, Schedule, generate
+from tfpar.propagation import Anchors, prepare, propagate
 from tfpar.spec import Mesh, Replicate, Shard, TfparError, replicated_spec
-from tfpar.tf.runtime.backends.in_process import InProcessProgram
+from tfpar.tf.runtime import InProcessProgram
 
 
 def staged(step: Traced, schedule: Schedule, mesh: Mesh = ONE, **asked: Any) -> Staged:

@@ -13,8 +13,7 @@ from tfpar.compile.local.transfers import (
     recv,
     send,
 )
-from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.graph import Tensor
+from tfpar.ir import GraphBuilder, Tensor
 from tfpar.spec import Mesh, RuntimeMismatchError, TfparError
 
 

@@ -9,8 +9,7 @@ from tfpar.compile.local.rank_dependence import DIFFERS, Axes, find_rank_depende
 from tfpar.compile.local.reshard import all_reduce
 from tfpar.compile.local.transfers import recv, send
 from tfpar.compile.local.xla_regions import MUST_COMPILE, compile_regions, find_uncompiled_ops
-from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.graph import DType, Graph, Op, Tensor, Variable
+from tfpar.ir import DType, Graph, GraphBuilder, Op, Tensor, Variable
 from tfpar.spec import Mesh, Replicate, Shard
 
 LARGE = (1024, 512)  # 2 MiB

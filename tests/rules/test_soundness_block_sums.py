@@ -5,10 +5,10 @@ import pytest
 import tensorflow as tf
 
 from tests.partitioned import check, sweep, trace, was_split
-from tfpar.ir.passes.block_sums import BLOCK_SUM
-from tfpar.propagation.prepared_graph import prepare
+from tfpar.ir import BLOCK_SUM
+from tfpar.propagation import prepare
 from tfpar.spec import Mesh, Replicate, Shard
-from tfpar.tf.interop.convert import convert_func_graph
+from tfpar.tf.interop import convert_func_graph
 
 rng = np.random.default_rng(0)
 

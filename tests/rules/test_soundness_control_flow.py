@@ -6,12 +6,10 @@ import tensorflow as tf
 
 from tests import partitioned
 from tests.partitioned import check
-from tfpar.ir.graph import Variable
-from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned_graph import Anchors
-from tfpar.propagation.prepared_graph import prepare
+from tfpar.ir import Variable
+from tfpar.propagation import Anchors, prepare, propagate
 from tfpar.spec import Mesh, Replicate, Shard
-from tfpar.tf.interop.convert import convert_func_graph
+from tfpar.tf.interop import convert_func_graph
 
 rng = np.random.default_rng(0)
 

@@ -5,8 +5,7 @@ import tensorflow as tf
 
 from tests.partitioned import Traced, sweep, was_split
 from tests.rules.test_soundness_conv import f, with_gradients
-from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned_graph import Anchors
+from tfpar.propagation import Anchors, propagate
 from tfpar.spec import Mesh, Replicate, Shard
 
 R, B, H, W = Replicate(), Shard(0), Shard(1), Shard(2)

@@ -5,10 +5,10 @@ import pytest
 import tensorflow as tf
 
 from tests.partitioned import check, sweep, trace, was_split
-from tfpar.propagation.prepared_graph import prepare
+from tfpar.propagation import prepare
 from tfpar.rules.layout import common_factors
 from tfpar.spec import Mesh, Partial, Replicate, Shard, replicated_spec
-from tfpar.tf.interop.convert import convert_func_graph
+from tfpar.tf.interop import convert_func_graph
 
 rng = np.random.default_rng(0)
 

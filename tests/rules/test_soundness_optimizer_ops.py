@@ -6,16 +6,13 @@ import tensorflow as tf
 
 import tfpar.rules  # noqa: F401 - registers the rules
 from tests.partitioned import MESHES, devices, record
-from tfpar.compile.local.local_graph import build_local_program
-from tfpar.compile.local.programs import ProgramSet
-from tfpar.ir.graph import Variable
-from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned_graph import Anchors
-from tfpar.propagation.prepared_graph import prepare
+from tfpar.compile.local import ProgramSet, build_local_program
+from tfpar.ir import Variable
+from tfpar.propagation import Anchors, prepare, propagate
 from tfpar.rules.optimizer_ops import _OPERANDS, _SPARSE_OPERANDS
 from tfpar.spec import Replicate, Shard, assemble, format_spec, replicated_spec, take_local
-from tfpar.tf.interop.convert import convert_func_graph
-from tfpar.tf.runtime.backends.in_process import InProcessProgram
+from tfpar.tf.interop import convert_func_graph
+from tfpar.tf.runtime import InProcessProgram
 
 rng = np.random.default_rng(0)
 SHAPE = (5, 6)

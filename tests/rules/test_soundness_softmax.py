@@ -5,14 +5,11 @@ import pytest
 import tensorflow as tf
 
 from tests.partitioned import check, devices, sweep, trace, was_split
-from tfpar.compile.local.local_graph import build_local_program
-from tfpar.compile.local.programs import ProgramSet
-from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned_graph import Anchors
-from tfpar.propagation.prepared_graph import prepare
+from tfpar.compile.local import ProgramSet, build_local_program
+from tfpar.propagation import Anchors, prepare, propagate
 from tfpar.spec import Mesh, Replicate, Shard
-from tfpar.tf.interop.convert import convert_func_graph
-from tfpar.tf.runtime.backends.in_process import InProcessProgram
+from tfpar.tf.interop import convert_func_graph
+from tfpar.tf.runtime import InProcessProgram
 
 rng = np.random.default_rng(0)
 

@@ -7,12 +7,11 @@ import tensorflow as tf
 from tests.partitioned import MESHES, devices, record
 from tests.rules.test_soundness_layout import f
 from tfpar.compile import CompileOptions, compile_step
-from tfpar.propagation.partitioned_graph import Anchors
+from tfpar.propagation import Anchors
 from tfpar.spec import Replicate, Shard, replicated_spec
-from tfpar.tf.capture.step import argument_specs, capture_step
-from tfpar.tf.runtime.executable import Executable
-from tfpar.tf.runtime.ranks import Ranks
-from tfpar.tf.variables.parallel_variable import ParallelVariable
+from tfpar.tf.capture import argument_specs, capture_step
+from tfpar.tf.runtime import Executable, Ranks
+from tfpar.tf.variables import ParallelVariable
 
 IDS = np.array([4, 0, 6, 2], "int32")
 

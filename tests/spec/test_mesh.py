@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cases import deep_list
 from tests.spec.strategies import meshes
 from tfpar.spec import ArgumentError, Mesh, SpecError, split
 
@@ -57,6 +58,7 @@ def test_names():
         (lambda: split([2.0]), "has size 2.0"),
         (lambda: split([True]), "has size True"),
         (lambda: split([2, 2], axis_names=["a"]), "one name per axis"),
+        (lambda: split([2, 2], axis_names=deep_list()), "one name per axis"),
         (lambda: split([2, 2], axis_names=["a", "a"]), "names repeat"),
         (lambda: split([2], axis_names=[""]), "non-empty strings"),
         (lambda: split([2, 2]).axis("rows"), "no axis 'rows'.*'data', 'model'"),

@@ -30,7 +30,7 @@ FAILED = 2
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    options = _parser().parse_args(argv)
+    options = make_parser().parse_args(argv)
     try:
         code: int = options.run(options)
         sys.stdout.flush()  # a closed pipe is noticed here, not at exit
@@ -53,7 +53,8 @@ def _fail(text: str, options: argparse.Namespace) -> int:
     return FAILED
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Make the parser of all commands."""
     parser = argparse.ArgumentParser(
         "tfpar", description="Plans for parallel Keras models, and jobs of many processes."
     )

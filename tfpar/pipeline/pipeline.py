@@ -77,11 +77,11 @@ class Pipeline:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        flag("recompute", self.recompute)
+        object.__setattr__(self, "recompute", flag("recompute", self.recompute))
         check_choice("batch_statistics", self.batch_statistics, BATCH_STATISTICS)
         check_choice("search", self.search, SEARCHES)
         integer("seed", self.seed, 0)
-        if self.stages == AUTO:
+        if self.is_searched:
             self._check_searched()
             return
         for name in ("search", "seed"):
@@ -112,7 +112,7 @@ class Pipeline:
         given = [
             name
             for name, default in _DEFAULTS.items()
-            if name not in ("stages", "search", "seed") and getattr(self, name) != default
+            if name not in ("stages", "search", "seed") and not _is(getattr(self, name), default)
         ]
         if given:
             raise ArgumentError(
@@ -128,12 +128,12 @@ class Pipeline:
     @property
     def is_searched(self) -> bool:
         """Whether the planner decides about everything."""
-        return self.stages == AUTO
+        return _is(self.stages, AUTO)
 
     @property
     def picks_schedule(self) -> bool:
         """Whether the schedule is picked when it is known what the stages take."""
-        return self.schedule == AUTO
+        return _is(self.schedule, AUTO)
 
     @functools.cached_property
     def kept_part(self) -> float:
@@ -174,12 +174,17 @@ class Pipeline:
         schedule with its stages, actors and microbatches."""
         if isinstance(self.schedule, Schedule):
             return self.schedule
-        if self.stages == AUTO:
+        if isinstance(self.stages, str):
             raise ArgumentError("A pipeline that is searched for has no order yet.")
         microbatches, name = integer("microbatches", self.microbatches, 1), self.schedule
         if self.picks_schedule:
             name = "1f1b" if self.virtual_stages in (None, 1) else "gpipe"
         return generate(name, self.stages or 1, microbatches, self.virtual_stages)
+
+
+def _is(given: object, value: object) -> bool:
+    """Whether `given` is that value. Arrays and tensors, which compare by entry, are not."""
+    return type(given) is type(value) and given == value
 
 
 _DRAWING = "anneal", "random"

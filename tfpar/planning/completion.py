@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from tfpar.cluster.description import Cluster
 from tfpar.cost.cost import Cost
-from tfpar.cost.evaluate import evaluate
+from tfpar.cost.evaluation import evaluate
 from tfpar.ir.collection import collection_paused
 from tfpar.planning.folding.folded_model import folded_model
 from tfpar.planning.pricing.batch_shares import optimize_shares, uneven_axes

@@ -21,9 +21,9 @@ from tfpar.planning.memory.memory_errors import check_room, memory_error
 from tfpar.planning.memory.peak_model import PeakMemoryModel
 from tfpar.planning.memory.plan_transforms import apply_plan_transforms
 from tfpar.planning.pricing.chunks import choose_num_chunks
-from tfpar.planning.pricing.microbatches import price_in_microbatches
 from tfpar.planning.pricing.plan_propagation import propagate_transformed
 from tfpar.planning.pricing.price import price_whole
+from tfpar.planning.pricing.repricing import price_in_microbatches
 from tfpar.planning.problem import Planner, Problem
 from tfpar.plans import Plan
 from tfpar.spec import PlanError, TimeLimitError

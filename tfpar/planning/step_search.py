@@ -38,9 +38,9 @@ from tfpar.planning.memory.memory_errors import check_room
 from tfpar.planning.memory.stages import StagedFit
 from tfpar.planning.meshes import LogicalMesh
 from tfpar.planning.pricing.price import price_plan
+from tfpar.planning.pricing.repricing import reprice_plan
 from tfpar.planning.problem import Planner, Problem
 from tfpar.planning.problems import StepProblems
-from tfpar.planning.repricing import reprice_plan
 from tfpar.planning.request import PlanRequest
 from tfpar.planning.solve import Interrupted, find_plan, interruptible
 from tfpar.plans import Plan

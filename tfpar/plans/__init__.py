@@ -1,7 +1,7 @@
 """Plan of a step, fixed before its graph is partitioned: a value that can be saved."""
 
-from tfpar.plans.candidates import Candidate
-from tfpar.plans.findings import Findings
+from tfpar.plans.equivalence import execution_key
+from tfpar.plans.findings import Candidate, Findings
 from tfpar.plans.from_constraints import plan_from_constraints
 from tfpar.plans.keeping import keep
 from tfpar.plans.offload import Offload, OffloadPlan
@@ -14,10 +14,11 @@ __all__ = [
     "Findings",
     "Offload",
     "OffloadPlan",
-    "Plan",
     "PipelinePlan",
+    "Plan",
     "PlannedVariable",
     "SpecOption",
+    "execution_key",
     "keep",
     "plan_from_constraints",
 ]

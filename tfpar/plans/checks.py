@@ -11,9 +11,8 @@ from tfpar.cluster.description import Cluster
 from tfpar.cost.cost import Cost
 from tfpar.ir.step import ModelLayer
 from tfpar.pipeline.statistics import BATCH_STATISTICS
-from tfpar.plans.candidates import Candidate
 from tfpar.plans.difference import abbreviate_list
-from tfpar.plans.findings import Findings
+from tfpar.plans.findings import Candidate, Findings
 from tfpar.plans.offload import OffloadPlan
 from tfpar.plans.stages import PipelinePlan
 from tfpar.plans.variables import PlannedVariable, SpecOption

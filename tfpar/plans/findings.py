@@ -1,11 +1,53 @@
-"""`Findings`: knowledge of a plan, none of which changes how it runs."""
+"""`Findings`: knowledge of a plan, none of which changes how it runs; `Candidate`: what else there
+was."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from typing import TYPE_CHECKING
 
 from tfpar.cost.cost import Cost
-from tfpar.plans.candidates import Candidate
+
+if TYPE_CHECKING:
+    from tfpar.plans.plan import Plan
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A way to run a step.
+
+    Attributes:
+        name: what it is: stages, microbatches, schedule and mesh; of a baseline or a memory move,
+            what that is called.
+        seconds: of a step, as predicted; infinite where that is not known.
+        memory_bytes: the most that a rank stores; None where that is not known.
+        cost: what a step costs so by part, where that was kept.
+        fits: whether it stores no more than it may; None where that was not looked at.
+        measured_s: seconds of a step: the median of the steps that were run, of the slowest rank;
+            None: it was not run.
+        reason: why it was not priced, or could not be run.
+        links: how many times as fast links would have to be for it to be taken; below 1, slower.
+            None where that is not known, or no links are enough.
+        plan: that it would be, where it was found now; not saved.
+    """
+
+    name: str
+    seconds: float = math.inf
+    memory_bytes: float | None = None
+    cost: Cost | None = None
+    fits: bool | None = None
+    measured_s: float | None = None
+    reason: str = ""
+    links: float | None = None
+    plan: Plan | None = dataclasses.field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def priced(cls, name: str, cost: Cost | None, *, plan: Plan | None = None) -> Candidate:
+        """Return a candidate of this cost, with all its parts."""
+        if cost is None:
+            return cls(name, plan=plan)
+        return cls(name, cost.seconds, cost.memory_bytes, cost, plan=plan)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -84,7 +84,7 @@ def keep(plan: Plan | str | os.PathLike[str], pattern: str) -> tuple[Constraint,
     if not isinstance(plan, Plan):
         source = repr(arguments.path("plan", plan, "a Plan, or the path of a plan file"))
         plan = Plan.load(plan)
-    said = f"keep({source}, {pattern!r})"
+    said = f"keep({source}, {arguments.written(pattern)})"
     check_pattern(said, pattern)
     return (*_kept(plan, pattern, said), KeptBatch(plan.batch_axes, said))
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tfpar.spec.arguments import check_list
+from tfpar.constraints.constraint_types import check_pattern
+from tfpar.spec.arguments import check_list, written
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Offload:
 
     Raises:
         ArgumentError: neither True, False nor a list of strings.
+        SpecError: a string is no regular expression.
     """
 
     optimizer: bool | tuple[str, ...] = False
@@ -37,7 +39,7 @@ class Offload:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value = _names(f"Offload's {field.name}", getattr(self, field.name))
+            value = _names(field.name, getattr(self, field.name))
             object.__setattr__(self, field.name, value)
 
 
@@ -66,4 +68,9 @@ def _names(name: str, value: Any) -> bool | tuple[str, ...]:
     if isinstance(value, bool | np.bool_):
         return bool(value)
     expected = "True, False, or a list of regular expressions"
-    return (value,) if isinstance(value, str) else check_list(name, value, expected)
+    patterns = (
+        (value,) if isinstance(value, str) else check_list(f"Offload's {name}", value, expected)
+    )
+    for pattern in patterns:
+        check_pattern(f"tap.Offload({name}={written(pattern)})", pattern)
+    return patterns

@@ -344,9 +344,10 @@ class Plan:
             sort: layers that take most `"time"` or `"memory"` first; by default as in the model.
 
         Raises:
-            ArgumentError: no such order.
+            ArgumentError: no such order, or `full` is neither True nor False.
             PlanError: as of `report_data`.
         """
+        full = arguments.flag("full", full)
         if sort is not None:
             arguments.check_choice("sort", sort, ("time", "memory"))
         return _views().summary(self, self._known(partitioned), full, sort)

@@ -19,8 +19,7 @@ from tfpar.cost.cost import Cost
 from tfpar.cost.pipeline_cost import PipelineCost
 from tfpar.pipeline import Schedule
 from tfpar.pipeline.statistics import BatchStatisticsOf
-from tfpar.plans.candidates import Candidate
-from tfpar.plans.findings import Findings
+from tfpar.plans.findings import Candidate, Findings
 from tfpar.plans.offload import OffloadPlan
 from tfpar.plans.stages import PipelinePlan
 from tfpar.plans.variables import PlannedVariable, SpecOption

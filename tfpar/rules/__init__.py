@@ -31,8 +31,16 @@ from tfpar.rules import (
     values,
 )
 from tfpar.rules.local import LocalOp
-from tfpar.rules.registry import find_rule, has_rule, register_rule, registered_types, rule
-from tfpar.rules.rule import OpRule, make_rule, replicate_rule
+from tfpar.rules.registry import (
+    RuleFunction,
+    find_rule,
+    has_rule,
+    register_rule,
+    registered_types,
+    rule,
+    rule_function,
+)
+from tfpar.rules.rule import PLAIN, SAME, OpRule, find_relabelled_inputs, make_rule, replicate_rule
 
 FAMILIES = (
     block_sums,
@@ -64,8 +72,12 @@ FAMILIES = (
 
 __all__ = [
     "FAMILIES",
+    "PLAIN",
+    "SAME",
     "LocalOp",
     "OpRule",
+    "RuleFunction",
+    "find_relabelled_inputs",
     "find_rule",
     "has_rule",
     "make_rule",
@@ -73,4 +85,5 @@ __all__ = [
     "registered_types",
     "replicate_rule",
     "rule",
+    "rule_function",
 ]

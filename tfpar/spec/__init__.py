@@ -1,5 +1,10 @@
 """The vocabulary: meshes, placements, specs and errors. Free of TensorFlow."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tfpar.lazy import lazy_exports
 from tfpar.spec.errors import (
     ArgumentError,
     CaptureError,
@@ -40,11 +45,18 @@ from tfpar.spec.placement import (
 )
 from tfpar.spec.uneven import UnevenMesh, apportion, seen_rank
 
+if TYPE_CHECKING:
+    from tfpar.spec.names import COLLECTIVES
+    from tfpar.spec.quantities import Amount, Count, format_bytes, format_seconds
+
 __all__ = [
+    "COLLECTIVES",
     "MOST_RANKS",
+    "Amount",
     "ArgumentError",
     "CaptureError",
     "CompilerError",
+    "Count",
     "GraphTextError",
     "MemoryLimitError",
     "Mesh",
@@ -66,8 +78,10 @@ __all__ = [
     "assemble",
     "canonical",
     "dim_is_even",
-    "fits",
     "drop_uneven_shards",
+    "fits",
+    "format_bytes",
+    "format_seconds",
     "format_spec",
     "local_indices",
     "local_length",
@@ -79,3 +93,11 @@ __all__ = [
     "split",
     "take_local",
 ]
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "tfpar.spec.names": ["COLLECTIVES"],
+        "tfpar.spec.quantities": ["Amount", "Count", "format_bytes", "format_seconds"],
+    },
+)

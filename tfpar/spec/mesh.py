@@ -47,7 +47,7 @@ class Mesh:
         if not self.shape or len(self.shape) != len(self.axis_names):
             raise SpecError(
                 f"A mesh needs one name per axis and at least one axis; got names "
-                f"{self.axis_names} and shape {self.shape}."
+                f"{shown(self.axis_names)} and shape {shown(self.shape)}."
             )
         for name, size in zip(self.axis_names, self.shape, strict=True):
             if not isinstance(name, str) or not name:

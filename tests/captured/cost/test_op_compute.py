@@ -8,22 +8,14 @@ import tensorflow as tf
 
 from tests.clusters import device, two_levels
 from tests.partitioned import Traced, trace
-from tfpar.cluster.network import Link
-from tfpar.cost import op_compute
-from tfpar.cost.op_compute import flops
-from tfpar.cost.pricer import Pricer, trips
-from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.graph import DType, Op
-from tfpar.ir.roles import BACKWARD, Roles
-from tfpar.ir.traits import MATRIX_PRODUCTS
-from tfpar.propagation.decide import OpStrategy
-from tfpar.propagation.engine import propagate
-from tfpar.propagation.factors import WHOLE
-from tfpar.propagation.partitioned_graph import Anchors, Decision, Reshard
-from tfpar.propagation.prepared_graph import prepare
-from tfpar.rules.rule import PLAIN
+from tfpar.cluster import Link
+from tfpar.cost import Pricer, flops, op_compute
+from tfpar.cost.pricer import trips
+from tfpar.ir import BACKWARD, DType, GraphBuilder, Op, Roles, traits
+from tfpar.propagation import WHOLE, Anchors, Decision, OpStrategy, Reshard, prepare, propagate
+from tfpar.rules import PLAIN
 from tfpar.spec import Mesh, Partial, Replicate, Shard, replicated_spec
-from tfpar.tf.interop.convert import convert_func_graph
+from tfpar.tf.interop import convert_func_graph
 
 
 def all_flops(function, *shapes):
@@ -285,7 +277,7 @@ def test_ops_of_a_slow_type_take_what_their_entries_take(function, shapes, op_ty
 def test_products_bring_what_is_transposed_into_order(function, shapes, permuted):
     args = [np.zeros(s, "float32") for s in shapes]
     graph = convert_func_graph(trace(function, args).graph)
-    op = next(op for op in graph.ops if op.type in MATRIX_PRODUCTS)
+    op = next(op for op in graph.ops if op.type in traits.MATRIX_PRODUCTS)
     sizes = [[t.num_elements for t in some] for some in (op.inputs, op.outputs)]
     assert op_compute.entries(op, *sizes) == permuted
 

@@ -12,17 +12,15 @@ from keras import layers
 
 import tfpar as tap
 from tests.clusters import device, two_levels
-from tfpar.cluster.network import Link
+from tfpar.cluster import Link
 from tfpar.compile import prepare_step
-from tfpar.cost.op_compute import flops
-from tfpar.cost.pricer import Pricer
-from tfpar.ir.roles import Roles
-from tfpar.ir.traits import is_free
+from tfpar.cost import Pricer, flops
+from tfpar.ir import Roles, traits
 from tfpar.plans import plan_from_constraints
-from tfpar.propagation.engine import propagate
+from tfpar.propagation import propagate
 from tfpar.spec import Mesh
-from tfpar.tf.capture.step import argument_specs
-from tfpar.tf.keras.adapter import parallel_model
+from tfpar.tf.capture import argument_specs
+from tfpar.tf.keras import parallel_model
 
 # A second for each byte, and none for anything else.
 LINK = Link(1.0, 0.0)
@@ -56,7 +54,7 @@ def priced_bytes(model: keras.Model, data: tuple[tf.Tensor, ...], jit_compile: b
     return sum(
         pricer.op_seconds(op, prepared.rules[op], decision)
         for op, decision in laid.decisions.items()
-        if not is_free(op) and not flops(op, prepared.rules[op])
+        if not traits.is_free(op) and not flops(op, prepared.rules[op])
     )
 
 

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.constants import _FOLDERS, _FROM_SHAPE, Constants
-from tfpar.ir.graph import Variable
-from tfpar.tf.interop.convert import convert_func_graph
+from tfpar.ir import Constants, GraphBuilder, Variable
+from tfpar.ir.constants import _FOLDERS, _FROM_SHAPE
+from tfpar.tf.interop import convert_func_graph
 
 I32, I64 = np.int32, np.int64
 M = np.arange(12, dtype=I32).reshape(3, 4)

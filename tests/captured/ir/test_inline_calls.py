@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from tests.partitioned import check
 from tfpar.spec import Mesh, Replicate, Shard
-from tfpar.tf.interop.convert import convert_func_graph
+from tfpar.tf.interop import convert_func_graph
 
 
 def convert(function, *specs):

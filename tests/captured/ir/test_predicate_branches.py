@@ -7,7 +7,7 @@ import tensorflow as tf
 import tfpar as tap
 from tfpar.ir.passes.predicate_branches import predicate_branches
 from tfpar.ir.passes.trim import trim
-from tfpar.tf.interop.convert import convert_func_graph
+from tfpar.tf.interop import convert_func_graph
 
 X = np.arange(12, dtype="float32").reshape(4, 3)
 

@@ -3,8 +3,8 @@
 import numpy as np
 import tensorflow as tf
 
-from tfpar.ir.graph import walk_functions
-from tfpar.tf.interop.convert import convert_func_graph
+from tfpar.ir import walk_functions
+from tfpar.tf.interop import convert_func_graph
 
 
 def convert(function, *specs):

@@ -10,11 +10,11 @@ import tensorflow as tf
 import tfpar as tap
 from tests.partitioned import trace
 from tfpar.compile import prepare_step
-from tfpar.ir.roles import BACKWARD, FORWARD, UPDATE, Roles
-from tfpar.propagation.prepared_graph import prepare
-from tfpar.tf.capture.step import argument_specs
-from tfpar.tf.interop.convert import convert_func_graph
-from tfpar.tf.keras.adapter import parallel_model
+from tfpar.ir import BACKWARD, FORWARD, UPDATE, Roles
+from tfpar.propagation import prepare
+from tfpar.tf.capture import argument_specs
+from tfpar.tf.interop import convert_func_graph
+from tfpar.tf.keras import parallel_model
 
 
 class Tied(keras.Model):

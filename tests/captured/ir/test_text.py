@@ -11,10 +11,9 @@ import tfpar as tap
 from benchmarks.models import SMALL, batch_of, compile_model
 from tests.ir.text.same import assert_same_step
 from tfpar.compile import simplify_step
-from tfpar.ir.fingerprint import fingerprint
-from tfpar.ir.text import format_step, parse_step
-from tfpar.tf.capture.step import CapturedStep, argument_specs
-from tfpar.tf.keras.adapter import parallel_model
+from tfpar.ir import fingerprint, format_step, parse_step
+from tfpar.tf.capture import CapturedStep, argument_specs
+from tfpar.tf.keras import parallel_model
 
 QUICK = ("wide",)
 SLOW = ("gpt", "switch")

@@ -8,12 +8,14 @@ import pytest
 import tensorflow as tf
 
 import tfpar
-from tfpar.ir import traits
-from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.constants import Constants
-from tfpar.ir.graph import Op, Tensor
-from tfpar.rules import find_rule, has_rule, registered_types, replicate_rule
-from tfpar.rules.rule import find_relabelled_inputs
+from tfpar.ir import Constants, GraphBuilder, Op, Tensor, traits
+from tfpar.rules import (
+    find_relabelled_inputs,
+    find_rule,
+    has_rule,
+    registered_types,
+    replicate_rule,
+)
 
 OWN = {"RankConst"}
 """Op types that are no TensorFlow's."""

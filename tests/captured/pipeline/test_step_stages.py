@@ -9,10 +9,10 @@ from keras import layers
 
 import tfpar as tap
 from tfpar.compile import simplify_step
-from tfpar.ir.roles import UPDATE, Roles
-from tfpar.pipeline.step_stages import assignable, stages_of_step
-from tfpar.tf.capture.step import argument_specs
-from tfpar.tf.keras.adapter import parallel_model
+from tfpar.ir import UPDATE, Roles
+from tfpar.pipeline import assignable, stages_of_step
+from tfpar.tf.capture import argument_specs
+from tfpar.tf.keras import parallel_model
 
 OPTIMIZERS = {
     "adam": lambda: keras.optimizers.Adam(1e-3, global_clipnorm=1.0, use_ema=True),

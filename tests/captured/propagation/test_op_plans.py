@@ -14,15 +14,10 @@ from benchmarks.models import SMALL
 from tests.partitioned import Traced
 from tests.plan.graphs import mlp
 from tests.planning.problems import Captured, partition
-from tfpar.compile.local.chunks import chunked_anchors, with_chunks
-from tfpar.planning.intra_op.rhino import RhinoPlanner
-from tfpar.planning.problem import step_anchors
 from tfpar.plans import Plan, plan_from_constraints
+from tfpar.propagation import Anchors, OpPlan, PartitionedGraph, prepare, propagate
 from tfpar.propagation.decide import strategy_of
-from tfpar.propagation.engine import propagate
-from tfpar.propagation.factors import CARRY, WHOLE
-from tfpar.propagation.partitioned_graph import Anchors, OpPlan, PartitionedGraph
-from tfpar.propagation.prepared_graph import prepare
+from tfpar.propagation.factors import CARRY
 from tfpar.spec import Mesh, PlanError, parse_spec, replicated_spec
 
 GRID = {"data": 2, "model": 2}
@@ -101,27 +96,6 @@ def test_all_ops_named_as_they_run_run_as_before(laid, case):
     assert moved[0] == moved[1]
     for op, _, strategy in ordinary(before):
         assert after.decisions[op].strategy == strategy, op.name
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["wide", "resnet"])
-def test_along_an_axis_more_ops_run_as_they_come(name):
-    """Chunks are one; along the axes that the plan speaks of nothing changes."""
-    sizes = {"classes": 2000}
-    problem = Captured.of(lambda: SMALL[name](**sizes), 8).problem([2, 2], "cpu")
-    plan = RhinoPlanner().solve(problem)
-    before, anchors = partition(problem, plan), step_anchors(plan, problem)
-    count = plan.mesh.num_axes
-    mesh = with_chunks(plan.mesh, 2)
-    after = propagate(before.prepared, mesh, chunked_anchors(before, anchors, problem.step.batched))
-    chunked = {op.name: d.strategy for op, d in after.decisions.items()}
-    assert plan.ops
-    for op, _, strategy in ordinary(before):
-        assert tuple(s[:count] for s in chunked[op.name].in_specs) == strategy.in_specs, op.name
-        if op.name in plan.ops:
-            kept = tuple(after.specs[t][:count] for t in op.outputs)
-            assert kept == plan.ops[op.name].kept, op.name
-    assert any(chunked[op].splits[count] != WHOLE for op in plan.ops), "chunks share them all"
 
 
 def the_rule(function, *shapes):

@@ -9,16 +9,14 @@ import tensorflow as tf
 
 import tfpar.rules  # noqa: F401 - registers the rules
 from tests.partitioned import devices
-from tfpar.compile.local.local_graph import build_local_program
-from tfpar.compile.local.programs import ProgramSet
-from tfpar.compile.local.reshard import COLLECTIVE_TYPES
-from tfpar.compile.local.uneven_program import build_uneven_program
-from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.graph import DType
-from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned_graph import Anchors
-from tfpar.propagation.prepared_graph import prepare
-from tfpar.propagation.uneven_batch import with_uneven_mesh
+from tfpar.compile.local import (
+    COLLECTIVE_TYPES,
+    ProgramSet,
+    build_local_program,
+    build_uneven_program,
+)
+from tfpar.ir import DType, GraphBuilder
+from tfpar.propagation import Anchors, prepare, propagate, with_uneven_mesh
 from tfpar.spec import (
     Mesh,
     Partial,
@@ -30,7 +28,7 @@ from tfpar.spec import (
     local_shape,
     replicated_spec,
 )
-from tfpar.tf.runtime.backends.in_process import InProcessProgram
+from tfpar.tf.runtime import InProcessProgram
 
 
 def all_specs(shape, mesh, placements):

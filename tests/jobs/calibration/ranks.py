@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 
 import tfpar as tap
-from tfpar.cluster.files import describe
+from tfpar.cluster import describe
 from tfpar.progress import LogDisplay
 from tfpar.spec import TfparError
-from tfpar.tf.distributed.world import this_world
+from tfpar.tf.distributed import this_world
 
 
 def main(path: str) -> None:

@@ -10,15 +10,12 @@ import tfpar as tap
 import tfpar.jobs.calibration.calibrate as module
 from tests.cases import at_night
 from tests.tf.distributed import jobs
-from tfpar.cli.main import main
-from tfpar.cluster.check import TRANSFER
-from tfpar.cluster.files import describe, read_cluster
-from tfpar.cluster.network import find_measurement, path_between
-from tfpar.cost.collectives import collective_seconds
+from tfpar.__main__ import main
+from tfpar.cluster import TRANSFER, describe, find_measurement, path_between, read_cluster
+from tfpar.cost import collective_seconds
 from tfpar.jobs.calibration.calibrate import calibrate
 from tfpar.jobs.calibration.links import axes_to_measure
-from tfpar.spec import Mesh, TfparError
-from tfpar.spec.names import COLLECTIVES
+from tfpar.spec import COLLECTIVES, Mesh, TfparError
 
 
 @pytest.fixture(scope="module")

@@ -5,18 +5,15 @@ import math
 
 import pytest
 
-from tfpar.cluster.check import TRANSFER
-from tfpar.cluster.files import cluster_of, describe
-from tfpar.cluster.network import find_measurement as found_for
-from tfpar.cluster.network import link_of
-from tfpar.compile.local.transfers import channels_of
-from tfpar.cost.collectives import collective_seconds, transfer_seconds
+from tfpar.cluster import TRANSFER, cluster_of, describe, link_of
+from tfpar.cluster import find_measurement as found_for
+from tfpar.compile.local import channels_of
+from tfpar.cost import collective_seconds, transfer_seconds
 from tfpar.jobs.calibration.calibrate import measure
 from tfpar.jobs.calibration.kernels import kernels_of
 from tfpar.jobs.calibration.links import neighbours
 from tfpar.jobs.calibration.workload import ON_CPU, MachineInfo
-from tfpar.spec import Mesh
-from tfpar.spec.names import COLLECTIVES
+from tfpar.spec import COLLECTIVES, Mesh
 
 LAUNCH_S, STEP_S, START_S = 1e-6, 1e-3, 1e-3
 FLOPS, MEMORY, FUNCTIONS, LINK = 1e11, 1e10, 1e9, 1e8

@@ -6,7 +6,6 @@ packs files, and the tools on PATH are scripts that do nothing.
 
 from __future__ import annotations
 
-import argparse
 import concurrent.futures
 import dataclasses
 import hashlib
@@ -22,8 +21,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.time_limits import time_limit
-from tfpar.cli.machine import add_install
+from tests.time_limits import time_limit, wait_until
+from tfpar.__main__ import main
 from tfpar.jobs.install import horovod, toolchain
 from tfpar.jobs.install.horovod import BuildLog
 from tfpar.jobs.install.patches import PATCHES, patch_sources
@@ -267,9 +266,7 @@ def test_a_command_past_its_time_is_ended_with_all_it_started(tmp_path, monkeypa
         log.run(command, doing="Compiling", environment=os.environ, mend="")
     assert time.monotonic() - begin < time_limit(20)
     pid = int((tmp_path / "pid").read_text())
-    while _alive(pid) and time.monotonic() - begin < time_limit(20):
-        time.sleep(0.05)
-    assert not _alive(pid)
+    assert wait_until(lambda: not _alive(pid), 20)
 
 
 def test_whoever_waits_is_told_of_each_command(tmp_path):
@@ -355,12 +352,9 @@ def test_an_import_that_hangs_is_ended(tmp_path, monkeypatch):
 
 def test_the_command_copies_the_wheel_where_it_is_asked_to(tmp_path, capsys):
     wheel = cached(of=horovod.wheel_key())
-    parser = argparse.ArgumentParser()
-    add_install(parser.add_subparsers())
-    command = ["install-horovod", "--no-mpi", "--wheel-only", str(tmp_path / "out" / "here")]
-    options = parser.parse_args(command)
-    assert options.run(options) == 0
-    copy = tmp_path / "out" / "here" / wheel.name
+    folder = tmp_path / "out" / "here"
+    assert main(["install-horovod", "--no-mpi", "--wheel-only", str(folder)]) == 0
+    copy = folder / wheel.name
     assert copy.exists() and capsys.readouterr().out == f"{copy}\n"
 
 

@@ -7,14 +7,12 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 
-from tests.time_limits import time_limit
+from tests.time_limits import time_limit, wait_until
 from tfpar.jobs import launch
 from tfpar.jobs.launch import RunOptions
 
@@ -48,14 +46,24 @@ def until(holds, seconds=20):
         time.sleep(0.01)
 def heard(beacon):
     until(lambda: beacon._told[0] is beacon._now)
+def beside(name):
+    return os.path.join(os.path.dirname(__file__), name)
 def note(name):
-    open(os.path.join(os.path.dirname(__file__), name), "w").close()
+    with open(beside(name), "w") as file:
+        file.write(str(os.getpid()))
 def noted(*names):
-    until(lambda: all(os.path.exists(os.path.join(os.path.dirname(__file__), n)) for n in names))
+    until(lambda: all(os.path.exists(beside(name)) for name in names))
+def ended(name):
+    with open(beside(name)) as file:
+        pid = file.read()
+    until(lambda: not os.path.exists(f"/proc/{pid}"))
+def hang():
+    time.sleep(30)
 """
 """What programs of ranks begin with.
 
-`heard` waits until the launcher has been told, `noted` for what other ranks have noted by name.
+`heard` waits until the launcher has been told, `noted` for what other ranks have noted by name, and
+`ended` until the launcher knows of the end of one that did; `hang` is longer than any run lasts.
 """
 
 
@@ -89,7 +97,7 @@ def run(command: tuple[str, ...], num_ranks: int = 2, **options) -> int:
 def start(command: tuple[str, ...], *options: str) -> tuple[subprocess.Popen, str]:
     """`tfpar run` as a process of its own, and the mark of what it starts."""
     variables = environ()
-    run = [sys.executable, "-m", "tests.jobs.launch.launcher", "run", "--backend", "tensorflow"]
+    run = [sys.executable, "-m", "tests.cli.launcher", "run", "--backend", "tensorflow"]
     process = subprocess.Popen(
         [*run, *options, *command],
         env=variables,
@@ -119,6 +127,12 @@ def marked(mark: str) -> list[str]:
     return found
 
 
+def running(command: tuple[str, ...]) -> list[int]:
+    """The processes that live and run this command."""
+    every = psutil.process_iter(["pid", "cmdline"])
+    return [process.info["pid"] for process in every if process.info["cmdline"] == [*command]]
+
+
 def kill_marked(mark: str) -> None:
     """End whatever a failed test has left."""
     for line in marked(mark):
@@ -126,13 +140,3 @@ def kill_marked(mark: str) -> None:
             psutil.Process(int(line.split()[0])).kill()
         except psutil.Error:
             continue
-
-
-def wait_until(holds: Callable[[], object], seconds: float) -> bool:
-    """Whether it holds within so many seconds of the reference machine."""
-    end = time.monotonic() + time_limit(seconds)
-    while time.monotonic() < end:
-        if holds():
-            return True
-        time.sleep(0.05)
-    return bool(holds())

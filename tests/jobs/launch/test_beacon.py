@@ -12,8 +12,8 @@ import time
 
 import pytest
 
-from tests.jobs.launch.programs import environ, wait_until
-from tests.time_limits import time_limit
+from tests.jobs.launch.programs import environ
+from tests.time_limits import time_limit, wait_until
 from tfpar.jobs.launch.beacon import Beacon, TaskProgress
 from tfpar.jobs.launch.supervisor import Supervisor
 from tfpar.spec import TfparError
@@ -209,6 +209,7 @@ def test_a_forked_child_is_not_the_rank(supervisor):
         beacon.close()
         os._exit(0)
     os.waitpid(child, 0)
-    time.sleep(0.2)
+    beacon.at("train step 5")  # which comes after whatever the child has said
+    assert wait_until(lambda: supervisor.signs()[0].activity == "train step 5", 3)
     assert not supervisor.signs()[0].left and supervisor.signs()[0].lost_at is None
     beacon.close()

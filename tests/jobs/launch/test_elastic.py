@@ -19,7 +19,7 @@ note(f"{{attempt}}.{{rank}}")
 if size > {least} and rank == 1:
     noted(*[f"{{attempt}}.{{other}}" for other in range(size)])
     {end}
-time.sleep(30 if size > {least} else 0)
+if size > {least}: hang()
 """
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 
@@ -65,7 +65,7 @@ def test_a_rank_that_hangs_is_left_out(capfd, tmp_path):
         if rank == 0: noted("reads")
         beacon = report("reading data" if rank else "train step 3", bounded=rank == 0)
         note("reads")
-        time.sleep(30)
+        hang()
         """,
     )
     assert run(command, 2, min_ranks=1, timeout_s=1.5) == 0
@@ -95,7 +95,7 @@ if size == 4 and rank == 1:
 
 
 def test_ranks_that_come_in_sets_go_on_with_as_many_sets_as_are_left(capfd, tmp_path):
-    command = program(tmp_path, in_sets(2, "time.sleep(30 if size == 4 else 0)"))
+    command = program(tmp_path, in_sets(2, "if size == 4: hang()"))
     assert run(command, 4, min_ranks=1) == 0
     out, err = capfd.readouterr()
     assert out.count("attempt 0 4") == 4 and out.count("attempt 1 2") == 2
@@ -108,7 +108,7 @@ def test_ranks_that_come_in_sets_go_on_with_as_many_sets_as_are_left(capfd, tmp_
 def test_too_few_for_the_sets_end_the_run_and_it_is_said_which_would_do(
     multiple, would, capfd, tmp_path
 ):
-    command = program(tmp_path, in_sets(multiple, "time.sleep(30)"))
+    command = program(tmp_path, in_sets(multiple, "hang()"))
     assert run(command, 4, min_ranks=3) == 137
     err = capfd.readouterr().err
     assert "3 slots are left" in err and would in err and "--min-np 3" in err

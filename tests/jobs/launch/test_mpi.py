@@ -42,7 +42,7 @@ def mpirun(tmp_path, monkeypatch):
 
 PROGRAM = r"""
 import os, sys
-from tfpar.tf.distributed.job import Job
+from tfpar.tf.distributed import Job
 from tfpar.jobs.launch.beacon import Beacon
 beacon = Beacon.connect(Job.of(os.environ).rank, os.environ)
 beacon.at("train step 1")

@@ -70,7 +70,7 @@ def test_a_rank_killed_elsewhere_is_told_by_its_signal(ssh, capfd, tmp_path):
         if rank == 1:
             noted("on 0", "on 2")
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(30)
+        hang()
         """,
     )
     assert remote(command, "localhost:1,one.invalid:1,two.invalid:1", 3) == 137
@@ -106,7 +106,7 @@ def test_ranks_elsewhere_get_the_time_to_save(ssh, capfd, tmp_path):
             noted("on")
             os.kill(os.getpid(), signal.SIGKILL)
         note("on")
-        time.sleep(30)
+        hang()
         """,
     )
     assert remote(command, "localhost:1,one.invalid:1", 2) == 128 + signal.SIGKILL

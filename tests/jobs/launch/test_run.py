@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import signal
-import time
 
 import pytest
 
-from tests.jobs.launch.programs import kill_marked, marked, program, run, start, wait_until
-from tests.time_limits import time_limit
+from tests.jobs.launch.programs import kill_marked, marked, program, run, running, start
+from tests.time_limits import time_limit, wait_until
 from tfpar.jobs import launch
 from tfpar.jobs.launch import RunOptions
 from tfpar.jobs.launch.supervisor import Supervisor
@@ -60,7 +59,7 @@ def test_a_killed_rank_ends_all_with_its_signal_and_activity(capfd, tmp_path):
         if rank == 1:
             noted("on 0")
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(30)
+        hang()
         """,
     )
     assert run(command) == 137
@@ -76,7 +75,7 @@ def test_what_ranks_said_before_they_exited_counts_though_it_is_read_late(
 
     def hear_late(self, rank, message):
         if message.get("say") == "failed":
-            time.sleep(1.0)  # by then both ranks have exited
+            wait_until(lambda: not running(command), 10)  # both ranks have exited
         hear(self, rank, message)
 
     monkeypatch.setattr(Supervisor, "hear", hear_late)
@@ -110,7 +109,7 @@ def test_who_raises_is_blamed_though_others_fail_of_it_before(capfd, tmp_path):
         beacon.failed("error", "ValueError: no such class")
         note("raised")
         noted("ends")
-        time.sleep(0.3)  # for the other's end to come first
+        ended("ends")
         sys.exit(7)
         """,
     )
@@ -126,14 +125,14 @@ def test_a_rank_that_hangs_is_found_by_those_that_wait(capfd, tmp_path):
         tmp_path,
         """
         def read_forever():
-            time.sleep(30)
+            hang()
         if rank == 1:
             beacon = report("reading data")
             note("reads")
             read_forever()
         noted("reads")
         beacon = report("train step 17", bounded=True)
-        time.sleep(30)
+        hang()
         """,
     )
     assert run(command, 3, timeout_s=2) == 70
@@ -166,7 +165,7 @@ def test_a_rank_that_leaves_early_is_named(capfd, tmp_path):
         tmp_path,
         """
         beacon = report("train step 5")
-        time.sleep(30 if rank == 0 else 0)
+        if rank == 0: hang()
         """,
     )
     assert run(command, timeout_s=1) == 70
@@ -175,7 +174,7 @@ def test_a_rank_that_leaves_early_is_named(capfd, tmp_path):
 
 
 def test_a_rank_that_does_not_start_is_named_once_others_have(capfd, tmp_path):
-    command = program(tmp_path, "if rank == 0: report()\ntime.sleep(30)")
+    command = program(tmp_path, "if rank == 0: report()\nhang()")
     assert run(command, 3, start_timeout_s=1) == 70
     err = capfd.readouterr().err
     assert "rank 1 (host localhost) has not reported in time" in err
@@ -216,7 +215,7 @@ signal.signal(signal.SIGTERM, save)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 beacon = report()
 print("on", flush=True)
-time.sleep(30)
+hang()
 """
 
 
@@ -245,7 +244,7 @@ def test_sigterm_reaches_the_ranks_which_save_and_decide(tmp_path):
 
 
 def test_ranks_that_a_signal_ends_give_its_exit_code(tmp_path):
-    text = "print('on', flush=True); time.sleep(30)"
+    text = "print('on', flush=True); hang()"
     assert interrupted(program(tmp_path, text), signal.SIGTERM)[0] == 143
 
 
@@ -256,7 +255,7 @@ def test_an_interrupt_reaches_the_ranks(tmp_path):
 
 
 def test_ranks_that_ignore_a_signal_are_killed_after_the_grace(tmp_path):
-    text = "signal.signal(15, signal.SIG_IGN); print('on', flush=True); time.sleep(30)"
+    text = "signal.signal(15, signal.SIG_IGN); print('on', flush=True); hang()"
     code, out = interrupted(program(tmp_path, text), signal.SIGTERM, "--grace", "0.5")
     assert code == 143 and "ended by tfpar run (SIGKILL)" in out
 
@@ -268,7 +267,7 @@ def test_nothing_is_left_when_the_launcher_is_killed(tmp_path, reports):
         subprocess.Popen(["sleep", "30"])
         if {reports}: beacon = report()
         print("on", flush=True)
-        time.sleep(30)
+        hang()
         """
     process, mark = start(program(tmp_path, text), "-np", "2", "--grace", "1")
     try:

@@ -9,8 +9,7 @@ import threading
 
 import pytest
 
-from tests.jobs.launch.programs import wait_until
-from tests.time_limits import time_limit
+from tests.time_limits import time_limit, wait_until
 from tfpar.jobs.launch.environment import Rendezvous
 from tfpar.jobs.launch.hosts import Host, allocate
 from tfpar.jobs.launch.supervisor import Supervisor

@@ -6,9 +6,16 @@ import math
 
 import pytest
 
-from tfpar.cluster.description import Cluster, Device, Level, MeasuredCollective
-from tfpar.cluster.scaling import LinkSlowdown, scale_times, spans_nodes
-from tfpar.cost.collectives import collective_seconds, lines
+from tfpar.cluster import (
+    Cluster,
+    Device,
+    Level,
+    LinkSlowdown,
+    MeasuredCollective,
+    scale_times,
+    spans_nodes,
+)
+from tfpar.cost import collective_seconds, lines
 from tfpar.observability.monitor.monitored_model import correct_cluster, measure_links
 from tfpar.observability.monitor.step_parts import (
     DATA,
@@ -18,7 +25,7 @@ from tfpar.observability.monitor.step_parts import (
     verdict,
 )
 from tfpar.spec import Mesh
-from tfpar.tf.runtime.ranks import Ranks
+from tfpar.tf.runtime import Ranks
 
 
 @pytest.mark.parametrize(
@@ -88,7 +95,7 @@ def test_all_takes_as_many_times_as_long_as_is_said():
         TWO_NODES, work=2.0, within=LinkSlowdown(3.0, 3.0), between=LinkSlowdown(5.0, 5.0)
     )
     assert changed.device.flops == {"float32": 5e11, "bfloat16": 1e12}
-    assert changed.device.launch_s == 2e-6 and changed.step_s == 2e-3
+    assert changed.device.launch_s == pytest.approx(2e-6) and changed.step_s == pytest.approx(2e-3)
     assert changed.device.functions_per_s == 5e8
     for kind, payload in (("all_reduce", 1e3), ("all_gather", 1e8), ("all_to_all", 1e6)):
         for axis, factor in ((0, 5.0), (1, 3.0)):
@@ -107,7 +114,7 @@ def test_what_was_measured_before_is_changed_as_the_links_that_it_uses():
     between, within = scale_times(
         machines, within=LinkSlowdown(2.0, 3.0), between=LinkSlowdown(4.0, 5.0)
     ).measured
-    assert (between.startup_s, between.bandwidth) == (4e-3, 2e8)
+    assert (between.startup_s, between.bandwidth) == pytest.approx((4e-3, 2e8))
     assert (within.startup_s, within.bandwidth) == (2e-3, pytest.approx(1e9 / 3))
 
 

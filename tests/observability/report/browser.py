@@ -12,10 +12,10 @@ import tempfile
 import time
 from typing import Any
 
-from tests.time_limits import time_limit
+from tests.time_limits import wait_until
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome-headless-shell")
-WAIT_S = time_limit(30)
+WAIT_S = 30
 
 
 def find_browser() -> str | None:
@@ -85,11 +85,8 @@ class Browser:
 
     def wait(self, condition: str) -> None:
         """Until JavaScript's `condition` is true."""
-        end = time.monotonic() + WAIT_S
-        while not self.evaluate(f"Boolean({condition})"):
-            if time.monotonic() > end:
-                raise TimeoutError(f"{condition} never held; errors: {self.errors}")
-            time.sleep(0.02)
+        if not wait_until(lambda: self.evaluate(f"Boolean({condition})"), WAIT_S):
+            raise TimeoutError(f"{condition} never held; errors: {self.errors}")
 
     def evaluate(self, code: str) -> Any:
         """The value of an expression in the page, awaited."""

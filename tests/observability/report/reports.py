@@ -31,8 +31,7 @@ from tfpar.observability.report.data.schema import (
     VariableSummary,
     WhatIf,
 )
-from tfpar.spec import Partial, Replicate, Shard
-from tfpar.spec.placement import parse_spec
+from tfpar.spec import Partial, Replicate, Shard, parse_spec
 
 GIB = 2.0**30
 FLOPS, BANDWIDTH = 5e13, 5e10

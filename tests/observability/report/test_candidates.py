@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from tests.clusters import device
-from tfpar.cluster.description import Cluster
-from tfpar.cost.cost import Cost
+from tfpar.cluster import Cluster
+from tfpar.cost import Cost
 from tfpar.observability.report.candidates import explain_rejection, trial_text, trials_table
 from tfpar.observability.report.data.build import candidates_of
 from tfpar.plans import Candidate, Findings, Plan

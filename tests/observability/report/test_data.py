@@ -11,18 +11,14 @@ import pytest
 
 from tests.graphs import saved
 from tests.plan.graphs import partition, placeholder, read, variable
-from tfpar.cluster.lookup import find_cluster
-from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.graph import DType
-from tfpar.ir.step import ModelLayer
+from tfpar.cluster import find_cluster
+from tfpar.ir import DType, GraphBuilder, ModelLayer
 from tfpar.observability.report.data.build import build_report
 from tfpar.observability.report.data.schema import Report, read_report
 from tfpar.observability.report.summary import summary
 from tfpar.pipeline import Pipeline
-from tfpar.planning.completion import attach_partitioned
-from tfpar.planning.intra_op.planners import find_planner
-from tfpar.planning.request import PlanRequest
-from tfpar.planning.step_search import StepSearch
+from tfpar.planning import PlanRequest, StepSearch, attach_partitioned
+from tfpar.planning.intra_op import find_planner
 from tfpar.plans import Plan, plan_from_constraints
 from tfpar.spec import Mesh, PlanError, Shard, format_spec, replicated_spec
 

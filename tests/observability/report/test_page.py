@@ -17,7 +17,7 @@ from tests.observability.report.browser import Browser, find_browser
 from tests.observability.report.pages import data_of
 from tfpar.observability.report.data.schema import Report, read_report
 from tfpar.observability.report.page import render_page
-from tfpar.spec.quantities import format_bytes, format_seconds
+from tfpar.spec import format_bytes, format_seconds
 
 FOLDER = pathlib.Path(render_page.__code__.co_filename).parent
 VIEWS = ("overview", "graph", "table", "memory", "timeline", "candidates", "what-if")

@@ -8,8 +8,7 @@ from tfpar.constraints import shard
 from tfpar.observability.report.announcement import announcement
 from tfpar.observability.report.data.schema import PipelineSummary, Stage
 from tfpar.observability.report.pipeline import idle_ranks, ranks_text, stages_tables
-from tfpar.pipeline import Schedule
-from tfpar.pipeline.generators import generate
+from tfpar.pipeline import Schedule, generate
 from tfpar.plans import plan_from_constraints
 
 

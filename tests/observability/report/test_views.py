@@ -4,7 +4,7 @@ import pytest
 
 from tests.planning.problems import Captured, partition
 from tfpar.observability.report.views import explain, plan_graph, summary
-from tfpar.planning.intra_op.tap.planner import TapPlanner
+from tfpar.planning.intra_op import TapPlanner
 from tfpar.plans import Plan
 from tfpar.spec import PlanError
 

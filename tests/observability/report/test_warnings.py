@@ -7,12 +7,9 @@ import logging
 import pytest
 
 from tests.compile.steps import mlp_step
-from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.graph import Op
+from tfpar.ir import GraphBuilder, Op
 from tfpar.observability.report.warnings import Warnings
-from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned_graph import Anchors
-from tfpar.propagation.prepared_graph import prepare
+from tfpar.propagation import Anchors, prepare, propagate
 from tfpar.spec import Mesh, TfparError, replicated_spec
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.graphs import saved
-from tfpar.ir.roles import Roles
+from tfpar.ir import Roles
 from tfpar.observability.timeline.nodes import Origins
 
 

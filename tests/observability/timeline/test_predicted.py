@@ -16,16 +16,14 @@ import pytest
 from tests.graphs import BATCH, saved
 from tests.observability.timeline.files import Event, TimelineFile
 from tests.time_limits import time_limit
-from tfpar.cli.main import main
-from tfpar.cluster.lookup import find_cluster
+from tfpar.__main__ import main
+from tfpar.cluster import find_cluster
 from tfpar.constraints import batch, shard
 from tfpar.observability.report.data.schema import Report, TaskSummary, TransferSummary, read_report
 from tfpar.observability.timeline.predicted import MOST_RANKS, predicted_trace
 from tfpar.pipeline import Pipeline
-from tfpar.planning.completion import attach_partitioned
-from tfpar.planning.intra_op.planners import find_planner
-from tfpar.planning.request import PlanRequest
-from tfpar.planning.step_search import StepSearch
+from tfpar.planning import PlanRequest, StepSearch, attach_partitioned
+from tfpar.planning.intra_op import find_planner
 from tfpar.plans import Plan
 from tfpar.spec import Mesh, PlanError
 

@@ -24,7 +24,8 @@ def test_steps(given, steps, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "given", [(12, 10), (0, 2), (1, 2, 3), (1.5, 2), 3, "3-", "a-b", "5-3", "", (True, 2)]
+    "given",
+    [(12, 10), (0, 2), (1, 2, 3), (1.5, 2), 3, "3-", "a-b", "5-3", "", (True, 2), "9" * 5000],
 )
 def test_steps_that_are_none(given, tmp_path):
     with pytest.raises(ArgumentError, match="steps is .*; it must be the first and the last step"):

@@ -16,8 +16,8 @@ from tfpar.observability.timeline.nodes import Nodes
 from tfpar.observability.timeline.recorded import StepWindow, steps_of_ranks
 from tfpar.observability.timeline.recorder import Recordable, this_recorder
 from tfpar.observability.timeline.request import TimelineRequest
-from tfpar.tf.interop.profiler import OpEvent, Profiler
-from tfpar.tf.keras.adapter import state_of
+from tfpar.tf.interop import OpEvent, Profiler
+from tfpar.tf.keras import state_of
 
 BATCH, BATCHES = 8, 6
 X = np.random.default_rng(1).normal(size=(BATCH * BATCHES, 16)).astype("float32")

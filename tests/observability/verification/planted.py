@@ -14,12 +14,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfpar.ir.constants import Constants
-from tfpar.ir.graph import Op
-from tfpar.ir.passes.block_sums import BLOCK_SUM
-from tfpar.rules import LocalOp, OpRule, make_rule
-from tfpar.rules.registry import RuleFunction
-from tfpar.rules.rule import SAME
+from tfpar.ir import BLOCK_SUM, Constants, Op
+from tfpar.rules import SAME, LocalOp, OpRule, RuleFunction, make_rule
 
 ROWS, COLUMNS = 8, 4
 

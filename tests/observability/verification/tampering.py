@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfpar.ir.graph import DType, Op, Tensor
+from tfpar.ir import DType, Op, Tensor
 from tfpar.tf.runtime.backends import in_process
 from tfpar.tf.runtime.function_def import const_attrs, serialize_attrs
 

@@ -14,10 +14,9 @@ from keras import layers
 import tfpar as tap
 from tests.equivalence import without_graph_optimizers
 from tests.observability.verification.planted import COLUMNS, PLANTED, ROWS, Planted, Wrong
-from tfpar.ir.graph import Op
+from tfpar.ir import Op
 from tfpar.observability.verification import Verdict, Verification
-from tfpar.rules import FAMILIES, register_rule
-from tfpar.rules.registry import rule_function
+from tfpar.rules import FAMILIES, register_rule, rule_function
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(ROWS, COLUMNS)).astype("float32")

@@ -5,18 +5,14 @@ import random
 
 import pytest
 
-from tests.planning.blocks import Parts, chain, named, parts_of, saved_parts
+from tests.ir.blocks import Parts, chain, named, parts_of, saved_parts
 from tests.planning.problems import Captured
-from tfpar.cluster.lookup import find_cluster
-from tfpar.cost.evaluate import evaluate
-from tfpar.cost.patterns import splits
-from tfpar.ir.roles import Roles
-from tfpar.ir.shared_subgraphs import RepeatedBlock
-from tfpar.planning.folding.fold import fold
+from tfpar.cluster import find_cluster
+from tfpar.cost import evaluate, splits
+from tfpar.ir import RepeatedBlock, Roles
+from tfpar.planning.folding.fold import FoldedGraph, fold
 from tfpar.planning.folding.folded_model import FoldedModel
-from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned_graph import Anchors
-from tfpar.propagation.prepared_graph import prepare
+from tfpar.propagation import Anchors, prepare, propagate
 from tfpar.spec import Mesh, Replicate, Shard
 
 BATCH = 8
@@ -43,6 +39,10 @@ def mlp():
     return saved_parts("residual_mlp")
 
 
+def folded_of(parts: Parts) -> FoldedGraph:
+    return fold(parts.graph, parts.repeats, parts.signatures)
+
+
 MODELS = ["vit", "vmoe", "t5", "mlp"]
 
 
@@ -51,7 +51,7 @@ def blocks(count: int) -> Parts:
 
 
 def test_op_count_does_not_grow_with_depth():
-    sizes = {count: len(blocks(count).fold().graph.ops) for count in (3, 4, 6, 12)}
+    sizes = {count: len(folded_of(blocks(count)).graph.ops) for count in (3, 4, 6, 12)}
     assert len(set(sizes.values())) == 1
     assert len(blocks(12).graph.ops) > 3 * sizes[12]
 
@@ -59,14 +59,14 @@ def test_op_count_does_not_grow_with_depth():
 @pytest.mark.slow
 def test_a_captured_model_does_not_grow_with_depth(vit):
     deeper = saved_parts("vit_7_layers")
-    assert len(deeper.fold().graph.ops) == len(vit.fold().graph.ops) < len(vit.graph.ops)
+    assert len(folded_of(deeper).graph.ops) == len(folded_of(vit).graph.ops) < len(vit.graph.ops)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_twins_cover_every_variable_once(name, request):
     parts = request.getfixturevalue(name)
-    folded = parts.fold()
+    folded = folded_of(parts)
     twins = [v.name for vs in folded.twins.values() for v in vs]
     assert sorted(twins) == sorted(v.name for v in parts.graph.variables)
     for variable, others in folded.twins.items():
@@ -76,7 +76,7 @@ def test_twins_cover_every_variable_once(name, request):
 @pytest.mark.parametrize("name", MODELS)
 def test_ops_stand_for_those_of_the_model(name, request):
     parts = request.getfixturevalue(name)
-    folded = parts.fold()
+    folded = folded_of(parts)
     wanted = collections.Counter(op.type for op in parts.graph.ops)
     found: collections.Counter = collections.Counter()
     for op in folded.graph.ops:
@@ -86,7 +86,7 @@ def test_ops_stand_for_those_of_the_model(name, request):
 
 
 def test_weights_at_one_place_share_a_placement(vit):
-    folded = vit.fold()
+    folded = folded_of(vit)
     group = next(g for g in folded.groups if "fc1/kernel" in g[0].name)
     assert [v.name.split("/")[-4] for v in group] == ["block_0", "block_1", "block_4"]
     middle = [v.name.split("/")[-4] for v in folded.twins[group[1]]]
@@ -99,7 +99,7 @@ def test_weights_at_one_place_share_a_placement(vit):
 @pytest.mark.parametrize("name", MODELS)
 def test_plans_cost_the_same_folded_and_whole(name, request):
     parts = request.getfixturevalue(name)
-    folded = parts.fold()
+    folded = folded_of(parts)
     whole = fold(parts.graph, [], parts.signatures)
     rnd = random.Random(0)
     mesh = Mesh(("data", "model"), (2, 2))
@@ -155,7 +155,7 @@ def test_a_fold_that_would_close_a_cycle_is_refused():
 
 
 def test_a_first_block_that_differs_stays_and_shares_its_placement(mlp):
-    folded = mlp.fold()
+    folded = folded_of(mlp)
     assert len(folded.graph.ops) < len(mlp.graph.ops)
     group = next(g for g in folded.groups if "fc1/kernel" in g[0].name)
     assert sorted(v.name for v in group) == [f"block_{i}_fc1/kernel" for i in (0, 1, 2, 5)]
@@ -174,5 +174,5 @@ def test_weights_that_a_penalty_reads_too_have_one_place():
 def test_the_fold_copies():
     parts = blocks(5)
     before = [(op, list(op.inputs)) for op in parts.graph.ops]
-    parts.fold()
+    folded_of(parts)
     assert [(op, list(op.inputs)) for op in parts.graph.ops] == before

@@ -10,8 +10,7 @@ from scripts.save_graphs import captured, versions
 from tests.cases import at_night
 from tests.graphs import saved, saved_names, saved_text
 from tests.graphs.models import MODELS
-from tfpar.ir.step import StepGraph
-from tfpar.ir.text import format_step
+from tfpar.ir import StepGraph, format_step
 
 pytestmark = pytest.mark.slow
 

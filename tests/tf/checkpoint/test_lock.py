@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import tfpar as tap
+from tests.time_limits import wait_until
 from tfpar.spec import TfparError
 from tfpar.tf.checkpoint import FolderLock, lock
 
@@ -120,11 +121,7 @@ def test_a_lock_that_is_released_while_it_is_watched_is_taken(tmp_path, monkeypa
 def test_a_holder_renews_its_lock_and_puts_it_back(tmp_path, caplog):
     held, path = FolderLock(str(tmp_path)), tmp_path / lock.LOCK
     os.utime(path, ns=(0, 0))
-    for _ in range(200):
-        if path.stat().st_mtime_ns:
-            break
-        lock.time.sleep(0.05)
-    assert path.stat().st_mtime_ns
+    assert wait_until(lambda: path.stat().st_mtime_ns, 10)
     path.unlink()
     held.check()
     assert path.exists() and "is back" in caplog.text

@@ -20,7 +20,7 @@ from tests.tf.distributed.transport_kit import (
     total,
     value,
 )
-from tfpar.ir.graph import DType
+from tfpar.ir import DType
 from tfpar.spec import TfparError
 from tfpar.tf.runtime.backends.wire import Wire, WireOperand
 from tfpar.tf.runtime.function_def import (

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from tfpar.compile.local.transfers import Channel
+from tfpar.compile.local import Channel
 from tfpar.tf.distributed.world import this_world
 from tfpar.tf.runtime.backends.wire import Wire, WireOperand
 from tfpar.tf.runtime.function_def import FunctionWriter

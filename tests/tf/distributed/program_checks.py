@@ -17,13 +17,10 @@ from tests.cases import is_nightly
 from tests.cut_steps import attending, cut, three_layers, traced
 from tests.staged import Stored, batch, initial, plainly, two_stages
 from tests.tf.distributed.transport_kit import Rank, same
-from tfpar.cluster.description import Cluster, Device, Level
-from tfpar.compile.local.local_graph import TASK
-from tfpar.compile.local.programs import ProgramSet
-from tfpar.compile.local.reshard import COLLECTIVE_TYPES
-from tfpar.compile.local.transfers import TRANSFER_TYPES, channels_of
-from tfpar.cost.stage_transfers import ScatterGatherCost
-from tfpar.pipeline.generators import FAMILIES, generate
+from tfpar.cluster import Cluster, Device, Level
+from tfpar.compile.local import COLLECTIVE_TYPES, TASK, TRANSFER_TYPES, ProgramSet, channels_of
+from tfpar.cost import ScatterGatherCost
+from tfpar.pipeline import FAMILIES, generate
 from tfpar.spec import Mesh, Replicate, RuntimeMismatchError, Shard
 from tfpar.tf.runtime.executable import link
 from tfpar.tf.runtime.ranks import Ranks

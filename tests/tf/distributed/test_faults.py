@@ -23,9 +23,8 @@ from tests.jobs.launch.programs import (
     marked,
     run,
     start,
-    wait_until,
 )
-from tests.time_limits import time_limit
+from tests.time_limits import time_limit, wait_until
 
 pytestmark = pytest.mark.xdist_group("processes")
 

@@ -18,7 +18,7 @@ pytest.importorskip("horovod.tensorflow")
 
 from tests import preloaded
 from tests.time_limits import time_limit
-from tfpar.jobs.launch.host_network import free_ports
+from tfpar.jobs.launch import free_ports
 from tfpar.spec import TfparError
 from tfpar.tf.distributed import rendezvous
 from tfpar.tf.distributed.job import Job

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests import preloaded
-from tests.jobs.launch.programs import ROOT, variables, wait_until
+from tests.jobs.launch.programs import ROOT, variables
 from tests.tf.distributed.jobs import Ended, printed
 from tests.tf.distributed.namespaces import Machine, network
-from tests.time_limits import time_limit
+from tests.time_limits import time_limit, wait_until
 
 pytestmark = [pytest.mark.xdist_group("processes"), pytest.mark.slow]
 
@@ -85,7 +85,7 @@ class Besieged:
         launcher = [
             sys.executable,
             "-m",
-            "tests.jobs.launch.launcher",
+            "tests.cli.launcher",
             "run",
             "-np",
             "2",

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tests.tf.distributed.transport_kit import COMPLEX, DTYPES, Rank, after, own, same, total, value
-from tfpar.compile.local.transfers import Channel
-from tfpar.ir.graph import DType
+from tfpar.compile.local import Channel
+from tfpar.ir import DType
 from tfpar.tf.runtime.backends.wire import Wire, WireOperand
 from tfpar.tf.runtime.function_def import (
     serialize_attrs,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfpar.ir.graph import DType
+from tfpar.ir import DType
 from tfpar.tf.distributed.world import World
 from tfpar.tf.runtime.backends.wire import Wire
 from tfpar.tf.runtime.function_def import (

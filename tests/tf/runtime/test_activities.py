@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tfpar.jobs.launch.beacon import TaskProgress
+from tfpar.jobs.launch import TaskProgress
 from tfpar.tf.distributed.exchange import PeerLostError
 from tfpar.tf.distributed.world import World
 

@@ -12,10 +12,8 @@ import pytest
 
 from tests.staged import Stage, first_stage, second_stage, two_stages
 from tests.time_limits import time_limit
-from tfpar.compile.local.programs import ProgramSet
-from tfpar.compile.local.transfers import Channel, recv, send
-from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.graph import FunctionRef
+from tfpar.compile.local import Channel, ProgramSet, recv, send
+from tfpar.ir import FunctionRef, GraphBuilder
 from tfpar.spec import Mesh, RuntimeMismatchError, TfparError
 from tfpar.tf.runtime.agreement import agree_on_programs
 

@@ -9,11 +9,8 @@ import pytest
 import tensorflow as tf
 
 from tests.partitioned import devices
-from tfpar.compile.local.block_all_reduce import decompose_all_reduces
-from tfpar.compile.local.local_graph import LocalProgram
-from tfpar.compile.local.programs import ProgramSet
-from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.graph import DType, Graph
+from tfpar.compile.local import LocalProgram, ProgramSet, decompose_all_reduces
+from tfpar.ir import DType, Graph, GraphBuilder
 from tfpar.spec import Mesh, replicated_spec
 from tfpar.tf.runtime.backends.in_process import InProcessProgram
 

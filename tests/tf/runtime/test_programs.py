@@ -5,10 +5,8 @@ import pytest
 import tensorflow as tf
 
 from tests.staged import Stage, Stored, batch, groups, initial, plainly, two_stages
-from tfpar.compile.local.local_graph import LocalProgram
-from tfpar.compile.local.programs import ProgramSet
-from tfpar.compile.local.transfers import recv, send
-from tfpar.ir.builder import GraphBuilder
+from tfpar.compile.local import LocalProgram, ProgramSet, recv, send
+from tfpar.ir import GraphBuilder
 from tfpar.spec import Mesh, RuntimeMismatchError, TfparError
 from tfpar.tf.runtime.backends.in_process import InProcessProgram
 

@@ -6,9 +6,9 @@ import threading
 
 import tensorflow as tf
 
-from tests.jobs.launch.programs import wait_until
-from tfpar.ir.graph import DType
-from tfpar.jobs.launch.beacon import TaskProgress
+from tests.time_limits import wait_until
+from tfpar.ir import DType
+from tfpar.jobs.launch import TaskProgress
 from tfpar.tf.runtime.backends.process import Progress
 from tfpar.tf.runtime.function_def import FunctionWriter, serialize_attrs
 

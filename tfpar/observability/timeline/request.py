@@ -15,7 +15,7 @@ DEFAULT_STEPS = (10, 12)
 """The first and the last: past what is done once, and a few, as one may be out of the ordinary."""
 
 _STEPS = "the first and the last step, as (10, 12): whole numbers from 1 on"
-_TEXT = re.compile(r"(\d+)(?:-(\d+))?")
+_TEXT = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,6 +18,7 @@ from tfpar.spec.arguments import argument_error, check_choice, integer
 
 __all__ = [
     "FAMILIES",
+    "MOST_PASSES",
     "Family",
     "generate",
     "gpipe",
@@ -56,6 +57,9 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
+MOST_PASSES = 2**20
+"""Forward passes of a schedule, of all stages. They are listed one by one: this takes seconds."""
+
 _LEAST_KEPT_FIRST = sorted(FAMILIES, key=lambda name: name == "gpipe")
 
 
@@ -76,7 +80,14 @@ def generate(
     """
     family = FAMILIES[check_choice("schedule", name, FAMILIES)]
     actors, microbatches = integer("actors", actors, 1), integer("microbatches", microbatches, 1)
-    return family.rule(actors, microbatches, stages_of_each(name, virtual_stages))
+    virtual_stages = stages_of_each(name, virtual_stages)
+    if actors * virtual_stages * microbatches > MOST_PASSES:
+        raise ArgumentError(
+            f"{actors * virtual_stages:,} stages that run {microbatches:,} microbatches make a "
+            f"schedule that is too long; at most {MOST_PASSES:,} forward passes are possible. Give "
+            f"fewer stages or microbatches."
+        )
+    return family.rule(actors, microbatches, virtual_stages)
 
 
 def schedules_on(

@@ -35,7 +35,7 @@ from tfpar.planning.pricing.price import (
     price_own_shares,
     slowest_ranks,
 )
-from tfpar.planning.repricing import apply_schedule
+from tfpar.planning.pricing.repricing import apply_schedule
 from tfpar.planning.request import PlanRequest
 from tfpar.plans import Candidate, Plan
 from tfpar.spec import MemoryLimitError, PlanError, ScheduleError

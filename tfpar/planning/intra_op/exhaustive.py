@@ -19,7 +19,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 
-from tfpar.cost.evaluate import evaluate
+from tfpar.cost.evaluation import evaluate
 from tfpar.ir.collection import collection_paused
 from tfpar.planning.deadline import Deadline
 from tfpar.planning.folding.folded_model import FoldedModel

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 
-from tfpar.cost.evaluate import evaluate
+from tfpar.cost.evaluation import evaluate
 from tfpar.planning.folding.folded_model import FoldedModel
 from tfpar.planning.intra_op.tie_breaking import baselines
 from tfpar.planning.meshes import shapes

@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
-from tfpar.cost.evaluate import evaluate
+from tfpar.cost.evaluation import evaluate
 from tfpar.planning.folding.folded_model import FoldedModel
 from tfpar.planning.folding.folded_plan import FoldedPlan, count_split
 from tfpar.planning.meshes import idle_mesh

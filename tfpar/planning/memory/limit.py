@@ -6,10 +6,8 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 
-from tfpar.ir.graph import Graph
-from tfpar.ir.roles import Roles
-from tfpar.ir.traits import FREE
 from tfpar.planning.memory.fit import MemoryFit, MemoryMove
+from tfpar.planning.memory.move_estimates import activation_bytes
 from tfpar.planning.memory.offload import offloaded_problem, select_offloads
 from tfpar.planning.memory.offload_moves import OffloadActivations
 from tfpar.planning.memory.plan_transforms import apply_memory_transforms
@@ -31,9 +29,9 @@ def solve_under_memory_limit(problem: Problem, planner: Planner) -> Plan:
     """Return the planner's plan, with what it takes to fit.
 
     Where the fastest plan of all does not fit, moves are tried (`fit`): its optimizer slots are
-    sharded; layouts that store less are found; repeated blocks are recomputed, the one that saves
-    most first; what blocks keep is offloaded. What the user has said of recomputation and
-    offloading stays.
+    sharded; layouts that store less are found, with repeated blocks recomputed, too, of which the
+    one that saves most is the first; what blocks keep is offloaded. What the user has said of
+    recomputation and offloading stays.
 
     Raises:
         PlanError: no plan satisfies the constraints.
@@ -63,12 +61,7 @@ def _moves_of_choice(
 
 
 def _moves(problem: Problem, planner: Planner, away: OffloadPlan) -> Iterator[MemoryMove]:
-    """The moves where memory decides what is recomputed; `away` is in host memory.
-
-    Sharding slots moves as many bytes as summing gradients does, so it comes first. Another layout
-    exchanges more, recomputing computes more; either may be what a byte costs least by, so both
-    are searched. What crosses the link to the host twice comes last.
-    """
+    """The moves where memory decides what is recomputed; `away` is in host memory."""
     yield ShardSlots(offloaded_problem(problem, away), planner, away)
     *some, most = _choices(problem)
     for names in some:
@@ -86,9 +79,9 @@ def _moves(problem: Problem, planner: Planner, away: OffloadPlan) -> Iterator[Me
 def _choices(problem: Problem) -> list[tuple[str, ...]]:
     """No repeated block, the one that saves most of the whole step, that and the next, and so on:
     those that are worth it."""
-    before = _activation_bytes(problem.step.graph)
+    before = activation_bytes(problem)
     saved = {
-        names: before - _activation_bytes(recomputed_problem(problem, names).step.graph)
+        names: before - activation_bytes(recomputed_problem(problem, names))
         for names in map(tuple, Blocks.of(problem.step.graph).repeats)
     }
     worth = [
@@ -103,9 +96,5 @@ def least_bytes(problem: Problem) -> float:
     """About what a rank stores at least: its even share of weights, slots and kept activations."""
     weights = sum(v.num_bytes for v in problem.step.graph.variables if v.trainable)
     state = weights * (problem.least_state_ratio or 0.0)
-    kept = problem.batch.kept_part * _activation_bytes(problem.step.graph)
+    kept = problem.batch.kept_part * activation_bytes(problem)
     return (weights + state + kept) / problem.meshes[0].mesh.size
-
-
-def _activation_bytes(graph: Graph) -> int:
-    return sum(t.num_bytes for t in Roles.of(graph).activations if t.op.type not in FREE)

@@ -8,10 +8,11 @@ searched again with proportionally less.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
-from tfpar.planning.memory.fit import MemoryFit
+from tfpar.planning.memory.fit import MemoryFit, MoveEstimate
 from tfpar.plans import Plan
 from tfpar.spec import MemoryLimitError
 
@@ -68,6 +69,11 @@ class LowerLimit:
     source: LayoutSource
     first: LimitedLayout
     name: str = "another layout"
+
+    def estimate(self, fit: MemoryFit) -> MoveEstimate:
+        """Put the move last: the others are tried on each layout that is searched, and so on the
+        first layout before."""
+        return MoveEstimate(math.inf)
 
     def plans(self, fit: MemoryFit) -> Iterator[Plan]:
         layout, limit = self.first, self.source.limit

@@ -14,12 +14,13 @@ from collections.abc import Iterator, Sequence
 from tfpar.cost.pricer import shard_bytes
 from tfpar.ir.graph import itemsize
 from tfpar.ir.traits import IN_FLIGHT
-from tfpar.planning.memory.fit import MemoryFit
-from tfpar.planning.memory.offload import weights_with_slots
+from tfpar.planning.memory.fit import MemoryFit, MoveEstimate
+from tfpar.planning.memory.move_estimates import estimate_change
+from tfpar.planning.memory.offload import offloaded_problem, weights_with_slots
 from tfpar.planning.memory.shard_slots import with_sharded_slots
 from tfpar.planning.pricing.price import price_whole
 from tfpar.planning.problem import Problem
-from tfpar.plans import Plan
+from tfpar.plans import OffloadPlan, Plan
 from tfpar.spec import replicated_spec
 
 
@@ -37,6 +38,13 @@ class OffloadActivations:
     layout: Plan
     choices: Sequence[tuple[str, ...]]
     name: str = "offload activations"
+
+    def estimate(self, fit: MemoryFit) -> MoveEstimate:
+        """Estimate the copies to the host and back of what the first of the choices keep."""
+        if not self.choices:
+            return MoveEstimate()
+        away = OffloadPlan(activations=self.choices[0])
+        return estimate_change(self.problem, offloaded_problem(self.problem, away))
 
     def plans(self, fit: MemoryFit) -> Iterator[Plan]:
         found = None

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 from tfpar.cost.cost import Cost
 from tfpar.planning.incumbent import IncumbentCallback, MakePlan
-from tfpar.planning.memory.fit import MemoryFit, is_near
+from tfpar.planning.memory.fit import MemoryFit, MoveEstimate, is_near
+from tfpar.planning.memory.move_estimates import estimate_change
 from tfpar.planning.memory.offload_moves import offload_slots_to_fit
 from tfpar.planning.memory.plan_transforms import apply_memory_transforms
 from tfpar.planning.memory.shard_slots import may_fit_with_sharded_slots, with_sharded_slots
@@ -42,11 +43,21 @@ class Relayout:
         blocks = len(self.recompute)
         return f"another layout, {blocks} blocks recomputed" if blocks else "another layout"
 
+    def estimate(self, fit: MemoryFit) -> MoveEstimate:
+        """Estimate what recomputing the blocks adds; what a layout does, its search alone tells."""
+        if not self.recompute:
+            return MoveEstimate()
+        before = apply_memory_transforms(self.problem, (), self.offloaded)
+        return estimate_change(before, self._changed_problem())
+
     def plans(self, fit: MemoryFit) -> Iterator[Plan]:
         return map(self._as_run, self._layouts(fit))
 
+    def _changed_problem(self) -> Problem:
+        return apply_memory_transforms(self.problem, self.recompute, self.offloaded)
+
     def _layouts(self, fit: MemoryFit) -> Iterator[Plan]:
-        problem = apply_memory_transforms(self.problem, self.recompute, self.offloaded)
+        problem = self._changed_problem()
         if self.problem.aim.offer is not None:
             problem = problem.with_incumbent_callback(self._offer_as_run(self.problem.aim.offer))
         plan = self.planner.solve(problem)
@@ -100,6 +111,11 @@ class ShardSlots:
     planner: Planner
     offloaded: OffloadPlan
     name: str = "shard slots"
+
+    def estimate(self, fit: MemoryFit) -> MoveEstimate:
+        """Estimate that nothing is added: gradients are scattered as they are summed, and what
+        comes of them is gathered, which moves as many bytes as their sum alone."""
+        return MoveEstimate()
 
     def plans(self, fit: MemoryFit) -> Iterator[Plan]:
         found = fastest_with_sharded_slots(self.problem, self.planner)

@@ -18,8 +18,9 @@ from tfpar.cluster.description import Cluster
 from tfpar.cost.pipeline_cost import PipelineCost
 from tfpar.planning.deadline import Deadline
 from tfpar.planning.incumbent import MakePlan, SearchInterrupted
-from tfpar.planning.memory.fit import MemoryFit
+from tfpar.planning.memory.fit import MemoryFit, MoveEstimate
 from tfpar.planning.memory.lower_limit import LimitedLayout, LowerLimit
+from tfpar.planning.memory.move_estimates import link_seconds_per_byte
 from tfpar.planning.memory.offload_moves import with_slots_away
 from tfpar.planning.memory.shard_slots import shard_slots
 from tfpar.planning.pricing.price import price_plan
@@ -79,8 +80,13 @@ class StagedFit:
         self._fit = MemoryFit(_excess)
         self.layout: Plan | None = None
         self.slot_moves = (
-            ChangeSlots(step, shard_slots, "shard slots"),
-            ChangeSlots(step, with_slots_away, "offload slots"),
+            ChangeSlots(step, shard_slots, "shard slots", 0.0),
+            ChangeSlots(
+                step,
+                with_slots_away,
+                "offload slots",
+                link_seconds_per_byte(step.problem.cluster),
+            ),
         )
 
     def run(self, layout: Plan) -> Plan:
@@ -163,7 +169,8 @@ class StagedFit:
     def moves(self) -> list[ChangeSlots | Reassign]:
         """Return the moves that search no layout, of the one that was found last."""
         assert self.layout is not None, "a layout that was found"
-        return [*self.slot_moves, Reassign(self._step, self.layout, self.slot_moves)]
+        layout = self.layout.with_findings(attempts=())  # they are in the log already
+        return [*self.slot_moves, Reassign(self._step, layout, self.slot_moves)]
 
     def lighter(self, plan: Plan, fit: MemoryFit) -> Plan:
         return fit.refine(plan, self.moves())
@@ -171,18 +178,29 @@ class StagedFit:
 
 @dataclasses.dataclass(frozen=True)
 class ChangeSlots:
-    """The slots of a plan in stages, sharded or offloaded."""
+    """The slots of a plan in stages, sharded or offloaded: of the one that lacks least of those
+    whose slots are not so yet. What fits already may be slower.
+
+    Attributes:
+        seconds_per_byte: see `MoveEstimate`.
+    """
 
     step: StageStep
     change: SlotChange
     name: str
+    seconds_per_byte: float
+
+    def estimate(self, fit: MemoryFit) -> MoveEstimate:
+        return MoveEstimate(self.seconds_per_byte)
 
     def plans(self, fit: MemoryFit) -> Iterator[Plan]:
-        best = fit.best()
-        changed = None if fit.fits(best) else self.change(best, self.step.problem)
-        priced = None if changed is None else self.step.price(changed)
-        if priced is not None:
-            yield priced
+        for plan in fit.misses():
+            changed = self.change(plan, self.step.problem)
+            if changed is not None and changed != plan:
+                priced = self.step.price(changed)
+                if priced is not None:
+                    yield priced
+                return
 
 
 class SlotChange(Protocol):
@@ -205,22 +223,44 @@ class Reassign:
     slot_moves: tuple[ChangeSlots, ...]
     name: str = "another cut"
 
+    def estimate(self, fit: MemoryFit) -> MoveEstimate:
+        """Estimate what the busiest rank computes more: units that leave the fullest stage take
+        their part of its work to others, which have time for some of it."""
+        plan = fit.best()
+        excess, staged = fit.excess(plan), _staged(plan)
+        if not excess:
+            return MoveEstimate()
+        full = max(staged.stages, key=lambda s: max(s.excess_bytes, s.host_excess_bytes))
+        work = {s.ranks: staged.seconds / (1 + s.bubble) for s in staged.stages}
+        idle = sum(max(work.values()) - s for ranks, s in work.items() if ranks != full.ranks)
+        moved = work[full.ranks] * excess / max(full.peak_bytes + full.host_bytes, excess)
+        return MoveEstimate(max(0.0, moved - idle) / excess)
+
     def plans(self, fit: MemoryFit) -> Iterator[Plan]:
+        best = fit.best()
+        yield from self._cuts(best, fit)
+        if not fit.fits(fit.best()):  # units are weighed otherwise where slots are elsewhere
+            lighter = fit.refine(best, self.slot_moves)
+            if fit.excess(lighter) < fit.excess(best):
+                yield from self._cuts(lighter, fit)
+
+    def _cuts(self, plan: Plan, fit: MemoryFit) -> Iterator[Plan]:
+        """Cuts that lack ever less, the first less than `plan`, until one fits."""
         for _ in range(REASSIGNED):
-            best = fit.best()
-            if fit.fits(best):
+            if fit.fits(plan):
                 return
             try:
-                plan = self.step.assign(self.layout, before=best)
+                cut = self.step.assign(self.layout, before=plan)
             except PlanError:  # there is room for none
                 return
-            priced = self.step.price(plan)
+            priced = self.step.price(cut)
             if priced is None:
                 return
             cut = fit.refine(priced, self.slot_moves)
-            if fit.excess(cut) >= fit.excess(best):
+            if fit.excess(cut) >= fit.excess(plan):
                 return
             yield cut
+            plan = cut
 
 
 def with_prices(plan: Plan, problem: Problem, cluster: Cluster) -> Plan:

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from tfpar.cluster.description import Cluster
 from tfpar.cost.cost import Cost
-from tfpar.cost.evaluate import evaluate
+from tfpar.cost.evaluation import evaluate
 from tfpar.cost.pipeline_cost import PipelineCost
 from tfpar.cost.sub_batch_cost import chunked_cost, microbatched_cost
 from tfpar.ir.collection import collection_paused

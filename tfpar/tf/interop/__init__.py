@@ -60,3 +60,30 @@ print_msg            shows a line as Keras shows its own          not exported
 `tf.interop.attributes` and `tf.interop.convert` read attributes and traced graphs of TensorFlow
 into the IR, and write attributes back.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tfpar.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from tfpar.tf.interop.convert import convert_func_graph
+    from tfpar.tf.interop.profiler import OpEvent, Profiler
+    from tfpar.tf.interop.xla import XlaKernels
+
+__all__ = [
+    "OpEvent",
+    "Profiler",
+    "XlaKernels",
+    "convert_func_graph",
+]
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "tfpar.tf.interop.convert": ["convert_func_graph"],
+        "tfpar.tf.interop.profiler": ["OpEvent", "Profiler"],
+        "tfpar.tf.interop.xla": ["XlaKernels"],
+    },
+)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from tfpar.compile.local.local_graph import TASK, LocalProgram
-from tfpar.ir.graph import Graph, Op, Tensor
-from tfpar.ir.traits import CONSTANTS, SIZES, VARIABLE_READS, VIEWS
+from tfpar.compile.local import TASK, LocalProgram
+from tfpar.ir import Graph, Op, Tensor, traits
 
-FREE = CONSTANTS | SIZES | VARIABLE_READS | {"Placeholder", "RankConst"}
+FREE = traits.CONSTANTS | traits.SIZES | traits.VARIABLE_READS | {"Placeholder", "RankConst"}
 
 
 def most_stored(program: LocalProgram) -> int:
@@ -57,7 +56,7 @@ def _held(tensor: Tensor) -> Tensor:
     while True:
         op = tensor.op
         goes_on = {made: given for given, made in op.attrs.get("carried", ())}
-        if op.type in VIEWS - CONSTANTS and op.inputs:
+        if op.type in traits.VIEWS - traits.CONSTANTS and op.inputs:
             tensor = op.inputs[0]
         elif tensor.index in goes_on:
             tensor = op.inputs[goes_on[tensor.index]]

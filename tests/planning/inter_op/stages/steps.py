@@ -8,27 +8,32 @@ from collections.abc import Mapping
 
 from tests.planning.inter_op.stages.test_unit_builder import seconds
 from tests.planning.problems import Captured
-from tfpar.cluster.description import Cluster, Device, Level
-from tfpar.compile.local.local_graph import LocalProgram, StagePass
-from tfpar.compile.local.microbatches import build_microbatched_program
-from tfpar.compile.local.stage_split import PipelineLowering, split_stages
-from tfpar.compile.local.uneven_program import build_uneven_program
-from tfpar.cost.cost import Cost
-from tfpar.cost.pipeline_cost import PipelineCost
-from tfpar.cost.pipeline_cost_model import PipelineCostModel, bottleneck_cost, staged_cost
-from tfpar.cost.stage_transfers import ScatterGatherCost
-from tfpar.cost.task_partition import TaskPartition
-from tfpar.ir.graph import Op
-from tfpar.ir.roles import BACKWARD, Roles
-from tfpar.pipeline import Schedule
-from tfpar.pipeline.generators import generate
+from tfpar.cluster import Cluster, Device, Level
+from tfpar.compile.local import (
+    LocalProgram,
+    PipelineLowering,
+    StagePass,
+    build_microbatched_program,
+    build_uneven_program,
+    split_stages,
+)
+from tfpar.cost import (
+    Cost,
+    PipelineCost,
+    PipelineCostModel,
+    ScatterGatherCost,
+    TaskPartition,
+    bottleneck_cost,
+    staged_cost,
+)
+from tfpar.ir import BACKWARD, Op, Roles
+from tfpar.pipeline import Schedule, generate
 from tfpar.planning.inter_op.stages.pipeline_pricing import cut_in_stages
 from tfpar.planning.inter_op.stages.unit_builder import assign_step
 from tfpar.planning.pricing.sub_batches import SubBatchStep
 from tfpar.planning.problem import Problem
-from tfpar.plans import PipelinePlan, Plan
-from tfpar.plans.variables import PlannedVariable
-from tfpar.propagation.uneven_batch import with_own_share
+from tfpar.plans import PipelinePlan, Plan, PlannedVariable
+from tfpar.propagation import with_own_share
 from tfpar.spec import Mesh, Shard, Spec, UnevenMesh, replicated_spec
 
 DEVICE = Device({"float32": 1e9}, 2**30, 1e9, 1e-7)

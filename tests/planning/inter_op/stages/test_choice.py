@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.cases import seeds
-from tfpar.cost.cost import Cost
+from tfpar.cost import Cost
 from tfpar.pipeline import Pipeline
 from tfpar.planning.candidates import (
     BestSchedule,
@@ -148,7 +148,7 @@ def test_stages_and_microbatches_are_those_with_the_least_seconds():
 
 def test_no_stages_where_predictions_cannot_tell_that_they_are_faster():
     plan = Costs(lambda stages, micro, again: 1.0 if stages == 1 else 0.92).choose()
-    assert plan.stages is None and plan.findings.rivals[0].cost.seconds == 0.92
+    assert plan.stages is None and plan.findings.rivals[0].cost.seconds == pytest.approx(0.92)
 
 
 @pytest.mark.parametrize("seed", seeds(10, 50))
@@ -205,7 +205,7 @@ def test_nothing_fits():
     costs = Costs(bubble, lambda stages, *_: 100.0 / stages, limit=1.0)
     with pytest.raises(MemoryLimitError) as raised:
         costs.choose()
-    assert raised.value.needed_bytes == 12.5
+    assert raised.value.needed_bytes == pytest.approx(12.5)
 
 
 def test_a_number_of_stages_without_a_plan_is_passed_over():
@@ -263,7 +263,8 @@ def test_the_schedule_is_the_one_that_suits_the_stages_best():
         return plan.with_findings(cost=dataclasses.replace(plan.cost, seconds=0.1))
 
     ways = Ways(costs.planned, costs.repriced, scheduled, lambda plan: False)
-    assert choose_pipeline((1, 2), BATCH, ways, math.inf, MESH.size).cost.seconds == 0.1
+    chosen = choose_pipeline((1, 2), BATCH, ways, math.inf, MESH.size)
+    assert chosen.cost.seconds == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("waits, faster, each", [(0.3, 0.6, 2), (0.3, 0.95, 1), (0.05, 0.6, 1)])

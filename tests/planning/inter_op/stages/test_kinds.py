@@ -7,9 +7,8 @@ import dataclasses
 import pytest
 
 from tests.planning.problems import Captured
-from tfpar.cluster.description import Cluster, Device, Level, Node
-from tfpar.cluster.network import likeness
-from tfpar.cost.cost import Cost
+from tfpar.cluster import Cluster, Device, Level, Node, likeness
+from tfpar.cost import Cost
 from tfpar.pipeline import Pipeline
 from tfpar.planning.candidates import BalancedShares, SolvedCandidate
 from tfpar.planning.drive import search_plan

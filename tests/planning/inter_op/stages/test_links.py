@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfpar.cluster.description import Cluster, Device, Level
+from tfpar.cluster import Cluster, Device, Level
 from tfpar.planning.inter_op.stages.assign import assign
 from tfpar.planning.inter_op.stages.links import StageLinks
 from tfpar.planning.inter_op.stages.units import Flow, Unit, UnitGraph

@@ -9,8 +9,8 @@ import pytest
 
 from tests.cases import amounts
 from tests.planning.inter_op.stages.random_units import assignments, random_graph, sent, taken
-from tfpar.cost.pipeline_cost import PipelineCost, StageCost
-from tfpar.ir.graph import Op
+from tfpar.cost import PipelineCost, StageCost
+from tfpar.ir import Op
 from tfpar.planning.inter_op.stages.assign import assign
 from tfpar.planning.inter_op.stages.memory_budget import (
     InfeasibleAssignment,
@@ -119,7 +119,8 @@ def test_rooms_are_those_of_the_stages_that_were_priced():
         {ops[0]: 0, ops[1]: 0, ops[2]: 1}, (0, 1), PipelineCost(1.0, 0.0, shares)
     )
     rooms = laid.rooms(graph, {op: i for i, op in enumerate(ops)})
-    assert rooms.per_weight == 180 / 60 and list(rooms.per_kept) == [1.0, 0.5]
+    assert rooms.per_weight == pytest.approx(180 / 60)
+    assert list(rooms.per_kept) == pytest.approx([1.0, 0.5])
     before = rooms.held(graph, (0, 0, 1))
     assert before == [3 * 30 + 10, 3 * 30 + 5]
     excess = [own - limit for own, limit in zip(before, rooms.limits, strict=True)]

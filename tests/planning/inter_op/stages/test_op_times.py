@@ -5,15 +5,12 @@ import dataclasses
 import pytest
 
 from tests.graphs import saved
-from tfpar.cluster.lookup import read_preset
-from tfpar.cost.evaluate import evaluate
-from tfpar.ir.planning_graph import planning_graph
-from tfpar.ir.roles import BACKWARD, FORWARD, UPDATE, Roles
+from tfpar.cluster import read_preset
+from tfpar.cost import evaluate
+from tfpar.ir import BACKWARD, FORWARD, UPDATE, Roles, planning_graph
 from tfpar.planning.inter_op.stages.op_times import SingleDeviceProfile
 from tfpar.planning.inter_op.stages.unit_builder import assign_step
-from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned_graph import Anchors
-from tfpar.propagation.prepared_graph import prepare
+from tfpar.propagation import Anchors, prepare, propagate
 from tfpar.spec import Mesh, TfparError, replicated_spec
 
 

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from tests.cases import amounts
-from tfpar.cost.closed_form import pipeline_seconds
+from tfpar.cost import pipeline_seconds
 from tfpar.planning.inter_op.stages.pipe_dp import ChainLayer, StageDevice, pipe_dp
 from tfpar.spec import ArgumentError, MemoryLimitError, PlanError
 

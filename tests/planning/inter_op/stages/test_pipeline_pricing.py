@@ -11,21 +11,20 @@ import pytest
 from tests.cases import at_night, some_first
 from tests.planning.inter_op.stages.program_memory import most_stored
 from tests.planning.inter_op.stages.steps import DEVICE, Staged, machines, priced_in_stages
-from tfpar.cluster.description import Cluster, Device, Level, Node
-from tfpar.compile.local.batch_statistics import statistics_of
-from tfpar.compile.local.local_graph import build_local_program
-from tfpar.compile.local.microbatch_rounds import schedule_rounds
-from tfpar.compile.local.rank_local_axis import Repetition
-from tfpar.cost.cost import Cost
-from tfpar.cost.evaluate import evaluate
-from tfpar.cost.pipeline_cost import PipelineCost
-from tfpar.cost.pipeline_cost_model import bottleneck_cost, staged_cost
-from tfpar.cost.stage_transfers import StageTransfers
-from tfpar.cost.sub_batch_cost import microbatched_cost
-from tfpar.cost.task_partition import TaskPartition
-from tfpar.ir.passes.copy import copy_graph
-from tfpar.ir.roles import FORWARD, Roles
-from tfpar.pipeline.generators import generate
+from tfpar.cluster import Cluster, Device, Level, Node
+from tfpar.compile.local import statistics_of
+from tfpar.cost import (
+    Cost,
+    PipelineCost,
+    StageTransfers,
+    TaskPartition,
+    bottleneck_cost,
+    evaluate,
+    microbatched_cost,
+    staged_cost,
+)
+from tfpar.ir import FORWARD, Roles, format_graph, parse_graph
+from tfpar.pipeline import generate
 from tfpar.planning.memory.recompute import Blocks
 from tfpar.planning.pricing.price import price_plan
 from tfpar.plans import OffloadPlan, Plan
@@ -215,24 +214,6 @@ def test_tied_weights_are_held_twice():
     assert fixed + once < second.cost.fixed_bytes < fixed + once + 2 * batch
 
 
-# --- joins ------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("gpt", "resnet", "normalized_by_kernels", "penalized"),
-        *at_night("t5_3_layers", "unet", "clip_4_layers", "gshard_moe"),
-    ],
-)
-def test_there_are_joins_where_programs_have_several_rounds(name):
-    staged = Staged.of(name, 2).cut(4)
-    program = build_local_program(staged.laid)
-    rounds = schedule_rounds(program, Repetition(program, {}))
-    assert bool(StageTransfers(staged, (0, 1)).stage_graph().joins) == (rounds.count > 1)
-
-
 def test_exact_batch_statistics_keep_all_microbatches_whatever_the_schedule():
     prices = Staged.of("resnet", 2).priced()
     found = {name: prices.run(generate(name, 2, 4)) for name in ("gpipe", "1f1b")}
@@ -381,7 +362,7 @@ def test_what_stages_have_in_host_memory_is_checked_against_what_there_is():
     for room, fits in ((5 * cost.host_bytes, True), (3 * cost.host_bytes, False)):
         _, found = prices(away, staged, machines().with_host_memory(room))
         assert found.fits == fits, room
-        assert found.stages[0].host_limit_bytes == room / machines().nodes[0].size
+        assert found.stages[0].host_limit_bytes == pytest.approx(room / machines().nodes[0].size)
         assert convert(json.loads(json.dumps(dataclasses.asdict(found))), PipelineCost) == found
 
 
@@ -402,7 +383,7 @@ def test_a_plan_says_how_it_runs():
 
 def test_a_step_that_does_not_train_has_no_price():
     staged = Staged.of("gpt", 2)
-    graph, _ = copy_graph(staged.problem.step.graph)
+    graph = parse_graph(format_graph(staged.problem.step.graph))
     roles = Roles.of(graph)
     graph.ops = [op for op in graph.ops if roles.phase[op] == FORWARD]
     graph.effects = [op for op in graph.effects if op in graph.ops]

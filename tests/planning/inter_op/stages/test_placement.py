@@ -9,8 +9,8 @@ import random
 import pytest
 
 from tests.planning.problems import Captured
-from tfpar.cluster.description import Cluster, Device, Level, Node
-from tfpar.cost.cost import Cost
+from tfpar.cluster import Cluster, Device, Level, Node
+from tfpar.cost import Cost
 from tfpar.pipeline import Pipeline
 from tfpar.planning.candidates import BalancedShares, SolvedCandidate
 from tfpar.planning.drive import search_plan

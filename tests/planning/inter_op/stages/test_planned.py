@@ -13,14 +13,10 @@ from tests.cases import some_first
 from tests.graphs import saved
 from tests.pipeline.test_step_stages import Step
 from tests.planning.inter_op.stages.steps import Staged, machines
-from tfpar.cluster.lookup import read_preset
-from tfpar.cost.cost import Cost
-from tfpar.ir.planning_graph import planning_graph
-from tfpar.ir.roles import Roles
-from tfpar.ir.step import StepGraph
-from tfpar.pipeline import Pipeline, Schedule
-from tfpar.pipeline.generators import generate
-from tfpar.pipeline.step_stages import assignable, stages_of_step
+from tfpar.cluster import read_preset
+from tfpar.cost import Cost
+from tfpar.ir import Roles, StepGraph, planning_graph
+from tfpar.pipeline import Pipeline, Schedule, assignable, generate, stages_of_step
 from tfpar.planning.deadline import Deadline
 from tfpar.planning.inter_op.stage_planner import assign_stages
 from tfpar.planning.inter_op.stages.pipeline_pricing import price_best_schedule

@@ -11,14 +11,14 @@ import pytest
 
 from tests.cases import some_first
 from tests.planning.problems import Captured
-from tfpar.cluster.description import Cluster, Device, Level, Node
-from tfpar.ir.roles import BACKWARD, FORWARD, UPDATE
+from tfpar.cluster import Cluster, Device, Level, Node
+from tfpar.ir import BACKWARD, FORWARD, UPDATE
 from tfpar.pipeline import Pipeline
 from tfpar.planning.inter_op.relaxed_estimate import estimate_relaxed
 from tfpar.planning.intra_op.rhino import RhinoPlanner
 from tfpar.planning.intra_op.tap.planner import TapPlanner
 from tfpar.planning.memory.relayout import fastest_plan
-from tfpar.planning.pricing.microbatches import price_in_microbatches
+from tfpar.planning.pricing.repricing import price_in_microbatches
 
 FAST = Device({"float32": 4e12}, 16e9, 4e11, launch_s=1e-5, name="fast")
 SLOW = dataclasses.replace(FAST, flops={"float32": 1e12}, memory_bandwidth=1e11, name="slow")

@@ -9,14 +9,10 @@ import pytest
 
 from tests.cases import some_first
 from tests.graphs import saved
+from tests.ir.blocks import chain
 from tests.pipeline.test_step_stages import Step, sent
-from tests.planning.blocks import chain
-from tfpar.ir.graph import Op
-from tfpar.ir.planning_graph import planning_graph
-from tfpar.ir.roles import BACKWARD, FORWARD, Roles
-from tfpar.ir.step import StepGraph
-from tfpar.pipeline.stage_partition import partition_step
-from tfpar.pipeline.step_stages import assignable, stages_of_step
+from tfpar.ir import BACKWARD, FORWARD, Op, Roles, StepGraph, planning_graph
+from tfpar.pipeline import assignable, partition_step, stages_of_step
 from tfpar.planning.deadline import Deadline, SearchStopped
 from tfpar.planning.inter_op.stages.unit_builder import assign_step
 from tfpar.spec import PlanError

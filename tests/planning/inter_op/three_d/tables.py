@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tfpar.cluster.description import Cluster, Device, Level, Node
+from tfpar.cluster import Cluster, Device, Level, Node
 from tfpar.planning.inter_op.three_d.cost_table import LayerCostTable, LayerType, Passes, ProfileKey
 
 DEGREES = (1, 2, 4)

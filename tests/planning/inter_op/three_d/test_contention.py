@@ -8,8 +8,8 @@ import random
 import pytest
 
 from tests.planning.inter_op.three_d.tables import cluster
-from tfpar.cluster.description import Cluster, Level
-from tfpar.cost.collectives import collective_seconds
+from tfpar.cluster import Cluster, Level
+from tfpar.cost import collective_seconds
 from tfpar.planning.inter_op.three_d.time_terms import contention_domains
 from tfpar.spec import Mesh
 

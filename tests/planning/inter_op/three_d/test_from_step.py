@@ -10,7 +10,7 @@ import pytest
 
 from tests.clusters import device, two_levels
 from tests.planning.problems import Captured
-from tfpar.cluster.network import Link
+from tfpar.cluster import Link
 from tfpar.pipeline import Pipeline
 from tfpar.planning.inter_op.strategy_search import plans_of_layouts
 from tfpar.planning.inter_op.three_d.cost_model import simulate_strategy

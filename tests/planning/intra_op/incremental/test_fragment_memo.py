@@ -3,8 +3,8 @@
 import pytest
 
 from tests.propagation.by_hand import ByHand, specs
-from tfpar.cost.terms import Terms
-from tfpar.ir.roles import FORWARD
+from tfpar.cost import Terms
+from tfpar.ir import FORWARD
 from tfpar.planning.intra_op.incremental.fragment_memo import (
     ABSENT,
     FragmentMemo,

@@ -7,13 +7,13 @@ import pytest
 
 from tests.cases import amounts, at_night
 from tests.planning.problems import Captured
-from tfpar.cost.evaluate import evaluate
+from tfpar.cost import evaluate
 from tfpar.planning.folding.folded_model import FoldedModel
 from tfpar.planning.intra_op.tap.mesh_search import MeshSearch
 from tfpar.planning.memory.offload import offloaded_problem, select_offloads
 from tfpar.planning.memory.recompute import Blocks, recomputed_problem
 from tfpar.plans import Offload
-from tfpar.propagation.engine import propagate
+from tfpar.propagation import propagate
 
 CASES = [
     "moe_4_layers, compiled",

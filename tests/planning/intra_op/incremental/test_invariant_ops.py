@@ -2,7 +2,7 @@
 
 from tests.propagation.by_hand import PAIR, ByHand, begun
 from tfpar.planning.intra_op.incremental.incremental import propagate_invariant_ops
-from tfpar.propagation.partitioned_graph import OpPlan
+from tfpar.propagation import OpPlan
 
 
 def scaled_product():

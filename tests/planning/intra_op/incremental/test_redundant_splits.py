@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.propagation.by_hand import GRID, PAIR, ByHand, passed
-from tfpar.ir.roles import BACKWARD, FORWARD
+from tfpar.ir import BACKWARD, FORWARD
 from tfpar.planning.intra_op.incremental.fragments import weight_of_values
 from tfpar.planning.intra_op.incremental.incremental import find_redundant_splits, why_idle
 from tfpar.spec import parse_spec

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.planning.problems import Captured, laid, partition
-from tfpar.ir.roles import BACKWARD, FORWARD, Roles
+from tfpar.ir import BACKWARD, FORWARD, Roles
 from tfpar.planning.intra_op.rhino import RhinoPlanner
 from tfpar.spec import Replicate, Shard
 

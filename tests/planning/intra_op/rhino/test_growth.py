@@ -4,7 +4,7 @@ import pytest
 
 from tests.clusters import device, two_levels
 from tests.planning.problems import Captured, price
-from tfpar.cluster.network import Link
+from tfpar.cluster import Link
 from tfpar.planning.intra_op.rhino import RhinoPlanner
 from tfpar.spec import Shard
 

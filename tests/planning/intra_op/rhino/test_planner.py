@@ -14,8 +14,8 @@ from tests.clusters import device, two_levels
 from tests.planning.changes import changed
 from tests.planning.intra_op.tap.test_planner import EXHAUSTIVE, FOLDED
 from tests.planning.problems import Captured, assert_priced_as_a_whole, laid, partition, price
-from tfpar.cluster.network import Link
-from tfpar.cost.evaluate import evaluate
+from tfpar.cluster import Link
+from tfpar.cost import evaluate
 from tfpar.planning.deadline import Deadline
 from tfpar.planning.folding.folded_model import FoldedModel
 from tfpar.planning.intra_op.rhino import RhinoPlanner
@@ -27,8 +27,7 @@ from tfpar.planning.intra_op.rhino.ilp import solve_network
 from tfpar.planning.intra_op.rhino.mesh_search import MeshShapeSearch
 from tfpar.planning.intra_op.tap.planner import TapPlanner
 from tfpar.planning.memory.peak_model import PeakMemoryModel
-from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned_graph import Anchors
+from tfpar.propagation import Anchors, propagate
 from tfpar.spec import Mesh, Replicate, Shard, format_spec, replicated_spec
 
 CLUSTERS = ["rhino-m8", "v100-ethernet", "cpu"]

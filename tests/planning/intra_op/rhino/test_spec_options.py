@@ -6,13 +6,12 @@ import math
 import pytest
 
 from tests.planning.problems import Captured
-from tfpar.cost.evaluate import evaluate
+from tfpar.cost import evaluate
 from tfpar.planning.deadline import Deadline
 from tfpar.planning.folding.folded_model import FoldedModel
 from tfpar.planning.intra_op.rhino import RhinoPlanner
 from tfpar.planning.intra_op.rhino.planner import price_spec_options
-from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned_graph import Anchors
+from tfpar.propagation import Anchors, propagate
 from tfpar.spec import Mesh, Replicate, Shard, SpecError, replicated_spec
 
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from tfpar.ir.graph import Op, Variable
+from tfpar.ir import Op, Variable
 from tfpar.planning.intra_op.tap.neighbourhoods import (
     MAX_TOGETHER,
     adjacent,

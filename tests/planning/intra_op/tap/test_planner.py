@@ -18,8 +18,7 @@ from tests.planning.problems import (
     partition,
     price,
 )
-from tfpar.cluster.lookup import find_cluster
-from tfpar.cluster.network import Link
+from tfpar.cluster import Link, find_cluster
 from tfpar.planning.folding.folded_model import FoldedModel
 from tfpar.planning.intra_op.tap.mesh_search import MeshSearch
 from tfpar.planning.intra_op.tap.planner import TapPlanner

@@ -5,7 +5,7 @@ import pytest
 
 from tests.planning.changes import changed
 from tests.planning.problems import Captured
-from tfpar.ir.graph_nodes import GraphNode, NodeGraph
+from tfpar.ir import GraphNode, NodeGraph
 from tfpar.planning.folding.folded_model import FoldedModel
 from tfpar.planning.intra_op.tap.mesh_search import MeshSearch
 from tfpar.planning.intra_op.tap.planner import TapPlanner

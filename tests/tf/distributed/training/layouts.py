@@ -27,7 +27,7 @@ from tests.tf.distributed.training.place import (
     regression,
     trained,
 )
-from tfpar.cluster.description import Cluster, Device, Level, Node
+from tfpar.cluster import Cluster, Device, Level, Node
 from tfpar.spec import UnevenMesh
 from tfpar.tf.keras.adapter import parallel_model
 

@@ -27,7 +27,7 @@ from tests.tf.distributed.training.place import (
     trained,
     weights,
 )
-from tfpar.compile.local.local_graph import TASK
+from tfpar.compile.local import TASK
 from tfpar.tf.keras.adapter import parallel_model
 
 X, Y = regression(21)  # the last batch is smaller, and divides by nothing

@@ -58,7 +58,7 @@ class IncrementalPricer:
     Args:
         segments: the graph's ops in order, cut into runs.
         anchors: what all plans share: inputs, border tensors, outputs, weights fixed.
-        state_ratio: as in `cost.evaluate.evaluate`.
+        state_ratio: as in `cost.evaluation.evaluate`.
         judged: weights whose splits must share work; by default all.
         work: counts what is done.
     """

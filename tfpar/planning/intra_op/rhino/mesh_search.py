@@ -9,7 +9,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from tfpar.cost.evaluate import evaluate
+from tfpar.cost.evaluation import evaluate
 from tfpar.cost.terms import BUCKET_SIZES
 from tfpar.ir.graph import Op
 from tfpar.planning.deadline import Deadline

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
 from tfpar.cost.cost import Cost
-from tfpar.cost.evaluate import evaluate
+from tfpar.cost.evaluation import evaluate
 from tfpar.cost.pricer import Pricer
 from tfpar.ir.collection import collection_paused
 from tfpar.ir.graph import Variable

@@ -1,15 +1,14 @@
 """Summaries, explanations and coverage, as text."""
 
+import numpy as np
 import pytest
 
 from tests.plan.graphs import mlp, partition
 from tfpar.constraints import batch, shard
-from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.graph import DType, FunctionRef, Graph
+from tfpar.ir import DType, FunctionRef, Graph, GraphBuilder
 from tfpar.observability.report.coverage import coverage
 from tfpar.plans import plan_from_constraints
-from tfpar.spec import Mesh, PlanError
-from tfpar.spec.quantities import format_bytes
+from tfpar.spec import ArgumentError, Mesh, PlanError, format_bytes
 
 MESH = Mesh.of([2, 4])
 
@@ -75,6 +74,12 @@ def test_long_names_fold():
     name = "/".join(["quite_a_long_layer_name"] * 8)
     plan, _ = planned(prefix=f"{name}/")
     assert max(map(len, plan.summary(full=True).splitlines())) <= 120
+
+
+def test_full_is_true_or_false():
+    plan, _ = planned()
+    with pytest.raises(ArgumentError, match="full is array"):
+        plan.summary(full=np.ones(3))
 
 
 # --- explain ---------------------------------------------------------------------

@@ -6,7 +6,8 @@ import pytest
 import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-from tfpar.tf.interop.profiler import OpEvent, Profiler, mark, read_profile
+from tfpar.tf.interop import OpEvent, Profiler
+from tfpar.tf.interop.profiler import mark, read_profile
 
 
 class Space:

@@ -5,13 +5,12 @@ import dataclasses
 import pytest
 
 from tests.planning.inter_op.stages.steps import DEVICE, Staged, machines
-from tfpar.compile.local.local_graph import TASK
-from tfpar.cost.evaluate import evaluate
-from tfpar.cost.sub_batch_cost import OneMicrobatch, microbatched_cost
+from tfpar.compile.local import TASK
+from tfpar.cost import evaluate, microbatched_cost
+from tfpar.cost.sub_batch_cost import OneMicrobatch
 from tfpar.cost.sub_batch_pricing import adding_seconds
-from tfpar.ir.graph import itemsize
-from tfpar.pipeline.generators import generate
-from tfpar.pipeline.statistics import EXACT
+from tfpar.ir import itemsize
+from tfpar.pipeline import EXACT, generate
 
 TASK_OF = {"F": "F", "I": "B", "W": "B", "U": "B"}
 

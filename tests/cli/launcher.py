@@ -1,4 +1,4 @@
-"""`tfpar run` alone, as a process of its own: `python -m tests.jobs.launch.launcher run ...`."""
+"""`tfpar run` alone, as a process of its own: `python -m tests.cli.launcher run ...`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from tfpar.cli import run
-from tfpar.spec.errors import TfparError
+from tfpar.spec import TfparError
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""The price of a plan in another pipeline: its microbatches or its schedule."""
+"""Price of a plan in another pipeline: its microbatches or its schedule."""
 
 from __future__ import annotations
 
@@ -7,10 +7,22 @@ import dataclasses
 from tfpar.cluster.description import Cluster
 from tfpar.pipeline import Pipeline
 from tfpar.pipeline.generators import schedule_on
-from tfpar.planning.pricing.price import price_plan
+from tfpar.planning.pricing.price import SingleStagePricer, price_plan
 from tfpar.planning.problem import Problem
 from tfpar.plans import Plan
 from tfpar.spec import ScheduleError
+
+
+def price_in_microbatches(plan: Plan, problem: Problem) -> Plan:
+    """Price `plan` in the microbatches of the problem."""
+    plan = dataclasses.replace(
+        plan,
+        microbatches=problem.batch.microbatches,
+        batch_statistics=problem.batch.batch_statistics,
+    )
+    if plan.cost is None:
+        return plan
+    return SingleStagePricer.of(plan, problem, problem.cluster).price(plan)
 
 
 def reprice_plan(plan: Plan, pipeline: Pipeline, problem: Problem, cluster: Cluster) -> Plan | None:

@@ -12,15 +12,16 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
+import psutil
 import pytest
 
 from tests import preloaded
 from tests.jobs.launch.programs import variables
-from tests.time_limits import time_limit
-from tfpar.cli.main import main
-from tfpar.jobs.doctor import Status, examination, machine, software, trials
+from tests.time_limits import time_limit, wait_until
+from tfpar.__main__ import main
+from tfpar.jobs.doctor import Finding, Status, examination, machine, software, trials
 from tfpar.jobs.doctor.command import CommandResult, run
-from tfpar.jobs.doctor.finding import Finding, missing, ok, warning
+from tfpar.jobs.doctor.finding import missing, ok, warning
 from tfpar.jobs.doctor.probe import Probe
 from tfpar.jobs.install.horovod import InstalledHorovod
 from tfpar.spec import TfparError
@@ -372,10 +373,7 @@ def test_a_command_that_does_not_end_is_ended_with_all_that_it_started():
     script = "sleep 60 & echo $!; wait"
     ended = run(["/bin/sh", "-c", script], 0.5)
     assert ended.code is None and "not done after" in ended.reason
-    with pytest.raises(ProcessLookupError):
-        for _ in range(100):  # a killed process may take a moment to be gone
-            os.kill(int(ended.out), 0)
-            subprocess.run(["sleep", "0.05"], timeout=time_limit(10))
+    assert wait_until(lambda: not psutil.pid_exists(int(ended.out)), 5)
 
 
 def test_a_command_that_cannot_be_started_is_said_to():
@@ -425,7 +423,7 @@ def test_quick_finds_the_tensorflow_that_runs_these_tests():
 def test_everything_works_on_the_machine_of_these_tests(tmp_path):
     """The doctor starts what it tries by `sys.executable`."""
     code = (
-        "import sys; from tfpar.cli.main import main; "
+        "import sys; from tfpar.__main__ import main; "
         "sys.executable = sys.argv[1]; sys.exit(main(['doctor', '--json']))"
     )
     executable = preloaded.executable(tmp_path)

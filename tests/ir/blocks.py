@@ -1,4 +1,4 @@
-"""Models as the search sees them: captured ones, and blocks written by hand."""
+"""Models with blocks that repeat: captured ones, and some written by hand."""
 
 from __future__ import annotations
 
@@ -7,12 +7,19 @@ from collections.abc import Sequence
 
 import tfpar.rules  # noqa: F401 - registers the rules
 from tests.graphs import saved
-from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.constants import Constants
-from tfpar.ir.graph import DType, Graph, Op, Tensor, Variable
+from tfpar.ir import (
+    Constants,
+    DType,
+    Graph,
+    GraphBuilder,
+    Op,
+    Roles,
+    Tensor,
+    Variable,
+    planning_graph,
+)
 from tfpar.ir.graph_nodes import GraphNode, NodeGraph, cluster
-from tfpar.ir.planning_graph import PlanningGraph, planning_graph
-from tfpar.ir.roles import Roles
+from tfpar.ir.planning_graph import PlanningGraph
 from tfpar.ir.shared_subgraphs import (
     RepeatedBlock,
     SharedSubgraph,
@@ -20,7 +27,6 @@ from tfpar.ir.shared_subgraphs import (
     prune_graph,
     repeated_blocks,
 )
-from tfpar.planning.folding.fold import FoldedGraph, fold
 
 
 @dataclasses.dataclass(eq=False)
@@ -41,9 +47,6 @@ class Parts:
         self.repeats: list[RepeatedBlock] = repeated_blocks(
             self.nodes, self.subgraphs, self.signatures, self.min_duplicate
         )
-
-    def fold(self) -> FoldedGraph:
-        return fold(self.graph, self.repeats, self.signatures)
 
     def node(self, name: str) -> GraphNode:
         return next(n for n in self.nodes.nodes if n.name == name)
