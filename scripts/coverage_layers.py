@@ -51,7 +51,7 @@ NOT_RUN = {
     "FlaxLayer": "needs the JAX backend",
     "JaxLayer": "needs JAX",
     "TorchModuleWrapper": "needs the PyTorch backend",
-    "TFSMLayer": "runs a SavedModel; see `tfpar.tf.capture.v1`",
+    "TFSMLayer": "runs a SavedModel; see `tfpar.tf.capture.graph_sources`",
 }
 
 

@@ -15,12 +15,9 @@ import traceback
 from collections.abc import Sequence
 
 import tfpar
-from tfpar.cli import calibrate as calibrate_command
 from tfpar.cli import clusters as clusters_command
-from tfpar.cli import compare as compare_command
-from tfpar.cli import doctor as doctor_command
 from tfpar.cli import estimate as estimate_command
-from tfpar.cli import install as install_command
+from tfpar.cli import machine as machine_commands
 from tfpar.cli import run as run_command
 from tfpar.cli import saved as saved_commands
 from tfpar.cli import verify as verify_command
@@ -66,13 +63,13 @@ def make_parser() -> argparse.ArgumentParser:
     _add_plan(commands)
     estimate_command.add_parser(commands)
     saved_commands.add_parsers(commands)
-    compare_command.add_parser(commands)
+    saved_commands.add_compare(commands)
     saved_commands.add_report(commands)
     saved_commands.add_timeline(commands)
     run_command.add_parser(commands)
-    install_command.add_parser(commands)
-    doctor_command.add_parser(commands)
-    calibrate_command.add_parser(commands)
+    machine_commands.add_install(commands)
+    machine_commands.add_doctor(commands)
+    machine_commands.add_calibrate(commands)
     clusters_command.add_parser(commands)
     verify_command.add_parser(commands)
     return parser

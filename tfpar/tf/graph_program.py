@@ -26,8 +26,9 @@ from tfpar.plans import Plan
 from tfpar.settings import ConstraintsLike, MeshLike
 from tfpar.spec import TfparError
 from tfpar.spec.arguments import argument_error, integer
+from tfpar.tf.capture.graph_sources import from_graph, from_meta_graph, from_saved_model
 from tfpar.tf.capture.step import CapturedStep, argument_specs
-from tfpar.tf.capture.v1 import GraphSource, from_graph, from_meta_graph, from_saved_model
+from tfpar.tf.capture.v1 import GraphSource
 from tfpar.tf.session import Session
 from tfpar.tf.steps import CompiledFunction, SharedPlan
 from tfpar.tf.variables.parallel_variable import ParallelVariable

@@ -22,8 +22,7 @@ from tfpar.plans import Plan
 from tfpar.scopes import active
 from tfpar.settings import Settings
 from tfpar.spec import Mesh
-from tfpar.tf.distributed.consistency import agree_on_options, agree_on_pipeline
-from tfpar.tf.distributed.seeds import share_seeds
+from tfpar.tf.distributed.consistency import agree_on_options, agree_on_pipeline, share_seeds
 from tfpar.tf.distributed.world import this_world
 from tfpar.tf.interop.keras_internals import print_msg
 from tfpar.tf.keras.initial_shapes import initial_shape

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import tfpar as tap
 from tfpar.spec import CaptureError, TfparError, format_spec
-from tfpar.tf.capture import v1 as capture
+from tfpar.tf.capture import graph_sources
 from tfpar.tf.graph_program import GraphProgram
 
 v1 = tf.compat.v1
@@ -98,7 +98,7 @@ def test_training_equals_a_session(constraints, spec):
 
 def test_trimmed_ops_are_listed_and_can_be_fetched():
     mlp = Mlp()
-    source = capture.from_graph(mlp.graph)
+    source = graph_sources.from_graph(mlp.graph)
     assert {"dense/kernel/Assign", "head/kernel/Assign"} <= {
         op.name for op in source.removed["initialization"]
     }
@@ -116,7 +116,7 @@ def test_trimmed_ops_are_listed_and_can_be_fetched():
 def test_checkpoints_are_those_of_the_saver(tmp_path):
     mlp = Mlp(v1.train.GradientDescentOptimizer(0.1))
     program = GraphProgram(
-        capture.from_graph(mlp.graph),
+        graph_sources.from_graph(mlp.graph),
         tap.split([1, 4]),
         [tap.shard("dense/kernel", dim=1, axis="model")],
         planner=None,
@@ -154,7 +154,7 @@ def test_meta_graph_by_names_and_any_batch(tmp_path):
         want_small = session.run(mlp.loss, small)
         session.run(mlp.train, mlp.feeds)
         want_after = session.run(mlp.loss, small)
-    source = capture.from_meta_graph(path + ".meta")
+    source = graph_sources.from_meta_graph(path + ".meta")
     assert {n for n, v in source.variables.items() if v.trainable} == {
         "dense/kernel",
         "dense/bias",
@@ -200,7 +200,7 @@ class Scaler(tf.Module):
 def test_saved_model_signature(tmp_path):
     module = Scaler()
     tf.saved_model.save(module, str(tmp_path), signatures=module.serve)
-    source = capture.from_saved_model(str(tmp_path))
+    source = graph_sources.from_saved_model(str(tmp_path))
     split = [tap.shard("w", dim=1, axis="model")]
     program = GraphProgram(source, [2, 2], split, planner=None)
     for batch in (6, 5):
@@ -214,7 +214,7 @@ def test_saved_model_signature(tmp_path):
     step = source.capture(source.results, {"x": (6, 4), "k": ()})
     assert all(t.is_static for op in step.graph.ops for t in op.outputs)
     with pytest.raises(CaptureError, match="no signature 'train'; it has 'serving_default'"):
-        capture.from_saved_model(str(tmp_path), "train")
+        graph_sources.from_saved_model(str(tmp_path), "train")
 
 
 def test_saved_model_of_version_1(tmp_path):
@@ -266,7 +266,7 @@ def test_branches_with_static_shapes():
 
 def test_what_cannot_be_captured_is_named():
     mlp = Mlp()
-    source = capture.from_graph(mlp.graph)
+    source = graph_sources.from_graph(mlp.graph)
     with pytest.raises(CaptureError, match="'los'. Did you mean 'loss'"):
         source.capture("los", {})
     with pytest.raises(CaptureError, match="need 'y', which is not fed"):
@@ -283,7 +283,7 @@ def test_what_cannot_be_captured_is_named():
         found = table.lookup(tf.constant([1]))
         lost = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[2], shared_name="lost")
         read = tf.raw_ops.ReadVariableOp(resource=lost, dtype=tf.float32)
-    source = capture.from_graph(graph)
+    source = graph_sources.from_graph(graph)
     with pytest.raises(CaptureError, match="a table, an iterator"):
         source.capture(found, {})
     with pytest.raises(TfparError, match="'lost' has no value: the graph has no initialiser"):

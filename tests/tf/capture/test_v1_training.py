@@ -9,7 +9,7 @@ import tensorflow as tf
 import tfpar as tap
 from tests.cases import at_night
 from tfpar.spec import CaptureError
-from tfpar.tf.capture.v1 import from_graph
+from tfpar.tf.capture.graph_sources import from_graph
 
 v1 = tf.compat.v1
 BATCH, FEATURES, HIDDEN, CLASSES = 16, 8, 64, 10

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tfpar.tf.checkpoint import draft
+from tfpar.tf.checkpoint import writer
 
 _WAIT_S = 60.0
 
@@ -14,12 +14,12 @@ _WAIT_S = 60.0
 @pytest.fixture
 def gate(monkeypatch):
     """Nothing is written before it is opened."""
-    opened, write = threading.Event(), draft.write_part
+    opened, write = threading.Event(), writer.write_part
 
     def write_later(*arguments):
         assert opened.wait(_WAIT_S)
         write(*arguments)
 
-    monkeypatch.setattr(draft, "write_part", write_later)
+    monkeypatch.setattr(writer, "write_part", write_later)
     yield opened
     opened.set()

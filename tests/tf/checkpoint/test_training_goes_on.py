@@ -17,7 +17,7 @@ from tests import preloaded
 from tests.jobs.launch.programs import variables
 from tests.time_limits import time_limit
 from tfpar.spec import TfparError
-from tfpar.tf.checkpoint import Reader, checkpoints, draft, files, latest
+from tfpar.tf.checkpoint import Reader, checkpoints, files, latest, writer
 from tfpar.tf.keras import saving
 
 STEPS, BATCH = 6, 4
@@ -67,13 +67,13 @@ class Watch(keras.callbacks.Callback):
 @pytest.fixture
 def slow(monkeypatch):
     """Writing takes longer than training."""
-    write = draft.write_part
+    write = writer.write_part
 
     def write_slowly(*arguments):
         time.sleep(0.1)
         write(*arguments)
 
-    monkeypatch.setattr(draft, "write_part", write_slowly)
+    monkeypatch.setattr(writer, "write_part", write_slowly)
 
 
 def test_it_is_the_state_of_its_step_though_training_went_on(tmp_path, gate):

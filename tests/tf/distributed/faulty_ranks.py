@@ -263,16 +263,16 @@ def doom(rank: int, attempt: int, first: int) -> Doom | None:
 
 def kill_while_saving(moment: str) -> None:
     """Kill this rank at one of the moments of its next checkpoint."""
-    from tfpar.tf.checkpoint import draft
+    from tfpar.tf.checkpoint import writer
 
     if moment == "write":
-        write = draft.write_part
+        write = writer.write_part
 
         def write_half(temporary, rank, saved):
             write(temporary, rank, saved[: len(saved) // 2])
             kill()
 
-        draft.write_part = write_half
+        writer.write_part = write_half
         return
     name = "fsync" if moment == "fsync" else "rename"
     call = getattr(os, name)

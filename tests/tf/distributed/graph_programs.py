@@ -13,7 +13,7 @@ import tfpar as tap
 
 def graph_source() -> tuple[Any, str, str, str]:
     """A v1 graph of a linear model; (source, input, loss, train op)."""
-    from tfpar.tf.capture import v1
+    from tfpar.tf.capture import graph_sources
 
     graph = tf.Graph()
     with graph.as_default():
@@ -23,7 +23,7 @@ def graph_source() -> tuple[Any, str, str, str]:
         loss = tf.reduce_mean(tf.square(tf.matmul(x, kernel) - 1.0), name="loss")
         tf.compat.v1.train.MomentumOptimizer(0.1, 0.9).minimize(loss, name="train")
         tf.compat.v1.train.Saver()
-    return v1.from_graph(graph), "x:0", "loss:0", "train"
+    return graph_sources.from_graph(graph), "x:0", "loss:0", "train"
 
 
 def graph_program(mesh: tap.Mesh) -> tuple[Any, Callable[[], float]]:

@@ -384,9 +384,9 @@ class Watch(keras.callbacks.Callback):
 
 def written_behind_training(folder: Path, model: keras.Model, rank: int) -> None:
     """The second rank writes its part three steps later: the checkpoint is that of its step."""
-    from tfpar.tf.checkpoint import checkpoints, draft, latest
+    from tfpar.tf.checkpoint import checkpoints, latest, writer
 
-    write, opened, run = draft.write_part, threading.Event(), str(folder / "behind")
+    write, opened, run = writer.write_part, threading.Event(), str(folder / "behind")
 
     def write_later(*arguments: Any) -> None:
         assert opened.wait(time_limit(_SECONDS))
@@ -397,12 +397,12 @@ def written_behind_training(folder: Path, model: keras.Model, rank: int) -> None
             assert latest(run) is None
             opened.set()
 
-    draft.write_part = write_later if rank == 1 else write
+    writer.write_part = write_later if rank == 1 else write
     watch = Watch(look)
     try:
         model.fit(dataset(), epochs=2, verbose=0, callbacks=[watch, tap.Checkpoint(run, 3, 9)])
     finally:
-        draft.write_part = write
+        writer.write_part = write
     paths = checkpoints(run)  # and the lock of the run, until the first rank has left `fit`
     assert [Path(path).name for path in paths] == ["step-00000003", "step-00000006"], paths
     for path, step in zip(paths, (3, 6), strict=True):

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfpar.observability.monitor.meter import Meter, Tally
+from tfpar.observability.monitor.figures import Meter, Tally
 from tfpar.observability.monitor.monitored_model import MonitoredModel
 from tfpar.planning.objective import UNCERTAINTY
 from tfpar.spec import TfparError, arguments

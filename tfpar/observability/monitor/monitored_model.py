@@ -15,8 +15,7 @@ from tfpar.cost.collectives import lines
 from tfpar.jobs.calibration.links import axes_to_measure, collectives_of
 from tfpar.jobs.calibration.timing import Timer
 from tfpar.jobs.calibration.workload import ON_CPU, ON_GPU
-from tfpar.observability.monitor.figures import StepVolume, Times, figures, peak_memory
-from tfpar.observability.monitor.meter import Tally
+from tfpar.observability.monitor.figures import StepVolume, Tally, Times, figures, peak_memory
 from tfpar.observability.monitor.step_parts import (
     EACH_S,
     IN_STAGES,

@@ -11,16 +11,7 @@ import tensorflow as tf
 
 from tests.time_limits import time_limit
 from tfpar.spec import TfparError
-from tfpar.tf.checkpoint import (
-    BackgroundWriter,
-    Box,
-    Draft,
-    Reader,
-    TensorWrite,
-    background_writer,
-    draft,
-    latest,
-)
+from tfpar.tf.checkpoint import BackgroundWriter, Box, Draft, Reader, TensorWrite, latest, writer
 from tfpar.tf.checkpoint import temporary_folder as temporary
 
 ROWS, COLUMNS = 6, 4
@@ -103,7 +94,7 @@ def test_it_is_complete_as_soon_as_all_parts_are_there(tmp_path):
 def test_parts_that_do_not_come_are_not_waited_for_where_training_has_failed(
     tmp_path, monkeypatch, caplog
 ):
-    monkeypatch.setattr(background_writer, "_PARTS_S", 0.01)
+    monkeypatch.setattr(writer, "_PARTS_S", 0.01)
     leader = BackgroundWriter(begun(tmp_path, variable()), leads=True)
     leader.leave()
     assert latest(str(tmp_path)) is None and "lacks the parts of rank 1" in caplog.text
@@ -118,7 +109,7 @@ def test_what_fails_is_raised_and_in_the_log_and_leaves_nothing(
     def full(*_):
         raise TfparError(f"No space left on device: {tmp_path}.")
 
-    monkeypatch.setattr(draft, "write_part" if where == "write" else "commit", full)
+    monkeypatch.setattr(writer, "write_part" if where == "write" else "commit", full)
     with caplog.at_level(logging.ERROR, "tfpar"):
         writing = BackgroundWriter(begun(tmp_path, variable(), of=1), leads=True)
         writing.leave()
@@ -139,7 +130,7 @@ def test_what_is_discarded_while_it_waits_for_others_does_not_become_complete(tm
 
 def test_what_is_discarded_with_all_its_parts_is_a_checkpoint_all_the_same(tmp_path, monkeypatch):
     """Another rank was lost while this one waited for the files: nothing is to be lost with it."""
-    monkeypatch.setattr(background_writer, "_POLL_S", _WAIT_S)
+    monkeypatch.setattr(writer, "_POLL_S", _WAIT_S)
     leader = BackgroundWriter(begun(tmp_path, variable()), leads=True)
     leader.write()
     BackgroundWriter(begun(tmp_path, variable(), first=1), leads=False).write()
@@ -148,7 +139,7 @@ def test_what_is_discarded_with_all_its_parts_is_a_checkpoint_all_the_same(tmp_p
 
 
 def test_a_file_system_that_does_not_answer_is_an_error_in_the_end(tmp_path, gate, monkeypatch):
-    monkeypatch.setattr(background_writer, "LIMIT_S", 0.01)
+    monkeypatch.setattr(writer, "LIMIT_S", 0.01)
     writing = BackgroundWriter(begun(tmp_path, variable(), of=1), leads=True)
     for wait in (writing.write, writing.commit, writing.discard):
         with pytest.raises(TfparError, match=f"{tmp_path}.*still being written after 0 s"):

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from tfpar.observability.monitor.meter import Lap, Meter, Tally
+from tfpar.observability.monitor.figures import Lap, Meter, Tally
 
 
 class Program:

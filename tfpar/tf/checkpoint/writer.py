@@ -1,4 +1,4 @@
-"""Background writing of checkpoints, by a thread of its own.
+"""Writing of a checkpoint by this process: at once, or by a thread of its own.
 
 The thread takes part in no collective: these would meet those of training in another order on
 each rank. The one that commits sees in the folder which parts are there. So a checkpoint becomes
@@ -8,14 +8,64 @@ complete as soon as all ranks have written theirs, even if training has failed b
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import logging
+import os
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from tfpar.spec import TfparError
-from tfpar.tf.checkpoint.draft import Draft
-from tfpar.tf.checkpoint.files import missing_parts
+from tfpar.tf.checkpoint.files import TensorWrite, commit, missing_parts, write_part
+from tfpar.tf.checkpoint.folders import discard, prune
+
+
+@dataclasses.dataclass(frozen=True)
+class Draft:
+    """Checkpoint that is being written: the part that this process contributes.
+
+    Attributes:
+        temporary: its folder until it is committed, from `folders.temporary_folder`.
+        parts: what each rank of this process writes; empty once it is written.
+        num_parts: ranks in all, of this process and others.
+        info: see `files.commit`.
+        keep: how many checkpoints there are to be at most, this one included.
+    """
+
+    temporary: str
+    parts: dict[int, list[TensorWrite]]
+    num_parts: int
+    info: Mapping[str, Any]
+    keep: int
+
+    def held(self) -> Draft:
+        """The same with the values of this moment, in host memory, whatever happens to them."""
+        parts = {rank: [saved.held() for saved in part] for rank, part in self.parts.items()}
+        return dataclasses.replace(self, parts=parts)
+
+    def write(self) -> None:
+        """Write this process's parts, and let go of their values; TfparError as `write_part`."""
+        try:
+            for rank, part in self.parts.items():
+                write_part(self.temporary, rank, part)
+        finally:
+            self.parts.clear()
+
+    def commit(self) -> str:
+        """Make the parts a checkpoint, once all are there; returns its path.
+
+        Raises:
+            TfparError: a part is missing, or a file cannot be written.
+        """
+        path = commit(self.temporary, self.num_parts, self.info)
+        prune(os.path.dirname(path), self.keep)
+        return path
+
+    def discard(self) -> None:
+        """Leave nothing of it behind."""
+        discard(self.temporary)
+
 
 logger = logging.getLogger("tfpar")
 
