@@ -176,15 +176,15 @@ def test_what_could_not_be_written_is_raised_at_the_next_one_or_the_end(
 _ENDS = """
 import sys, time
 from tests.tf.checkpoint.test_training_goes_on import small_model, saving_state, train
-from tfpar.tf.checkpoint import draft
+from tfpar.tf.checkpoint import writer
 from tfpar.tf.keras import saving
 
-write = draft.write_part
+write = writer.write_part
 def write_slowly(*arguments):
     time.sleep(0.2)
     write(*arguments)
 
-draft.write_part = write_slowly
+writer.write_part = write_slowly
 model = small_model()
 train(model)
 saving.save_behind(saving_state(model), sys.argv[1], saving.Position(step=7))
