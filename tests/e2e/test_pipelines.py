@@ -64,6 +64,14 @@ def same_as_one_device(samples: int, mesh: list[int], options: dict, constraints
 
 
 @pytest.mark.slow
+def test_stages_need_not_end_with_a_machine():
+    """Of three machines of two ranks, each of two stages has one and a half."""
+    parallel = same_as_one_device(12, [3, 2], piped())
+    plan = tap.plan_of(parallel.model)
+    assert plan.stages.num_actors == 2 and plan.mesh.shape == (3, 1)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schedule", "microbatches"),
     [

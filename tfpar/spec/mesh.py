@@ -154,33 +154,26 @@ class Mesh:
     def divided(self, parts: int) -> Mesh:
         """Make the mesh of one of `parts` equal runs of ranks, one behind the other.
 
-        Leading axes are used up (size 1, the name stays) until what is left divides the next one:
-        `[2, 8]` is `[1, 8]` in 2 parts and `[1, 4]` in 4. Part `i` has the ranks from
-        `i * size / parts` on, in the order that they have here.
+        The last axes keep as much of their size as goes into a part: `[2, 8]` is `[1, 8]` in 2
+        parts and `[1, 4]` in 4, `[3, 8]` is `[3, 4]` in 2. Axes that are used up have size 1. Part
+        `i` has the ranks from `i * size / parts` on, in the order that they have here.
 
         Raises:
             ArgumentError: not a number of parts.
-            SpecError: the axes cannot be divided so; says which numbers can be.
+            SpecError: the ranks cannot be divided so; says which numbers can be.
         """
-        left, shape = integer("parts", parts, 1), list(self.shape)
-        for axis, size in enumerate(shape):
-            common = math.gcd(left, size)
-            shape[axis], left = size // common, left // common
-            if shape[axis] > 1:
-                break
-        if left > 1:
-            fitting = [
-                math.prod(self.shape[:axis]) * part
-                for axis, size in enumerate(self.shape)
-                for part in range(1, size + 1)
-                if size % part == 0
-            ]
+        parts = integer("parts", parts, 1)
+        if self.size % parts:
+            fitting = (n for n in range(1, self.size + 1) if self.size % n == 0)
             raise SpecError(
-                f"The mesh {self} cannot be divided into {parts} parts, since each axis is used up "
-                f"before the next one is divided. Numbers of parts that it has: "
-                f"{', '.join(map(str, dict.fromkeys(fitting)))}."
+                f"The mesh {self} cannot be divided into {parts} parts of as many ranks. Numbers "
+                f"of parts that it has: {', '.join(map(str, fitting))}."
             )
-        return Mesh(self.axis_names, tuple(shape))
+        left, shape = self.size // parts, []
+        for size in reversed(self.shape):
+            shape.append(math.gcd(left, size))
+            left //= shape[-1]
+        return Mesh(self.axis_names, tuple(reversed(shape)))
 
     def __str__(self) -> str:
         return " x ".join(f"{n}={s}" for n, s in zip(self.axis_names, self.shape, strict=True))

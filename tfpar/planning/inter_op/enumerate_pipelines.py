@@ -72,15 +72,7 @@ that fit to be searched, where other numbers have some."""
 def numbers_of_stages(mesh: Mesh, least: int = 1) -> tuple[int, ...]:
     """Return the numbers of equal stages, at least `least`, that the ranks of `mesh` divide
     into."""
-    return tuple(n for n in range(least, mesh.size + 1) if mesh.size % n == 0 and _divides(mesh, n))
-
-
-def _divides(mesh: Mesh, parts: int) -> bool:
-    try:
-        mesh.divided(parts)
-    except SpecError:
-        return False
-    return True
+    return tuple(n for n in range(least, mesh.size + 1) if mesh.size % n == 0)
 
 
 class Deferred(NamedTuple):

@@ -223,11 +223,11 @@ def test_a_number_of_stages_without_a_plan_is_passed_over():
         Refusing(bubble).choose(stages=(2,))
 
 
-def test_numbers_of_stages_are_those_that_divide_the_mesh_from_its_leading_axes():
+def test_numbers_of_stages_are_those_that_divide_the_ranks():
     assert numbers_of_stages(Mesh.of([2, 4])) == (1, 2, 4, 8)
     assert numbers_of_stages(Mesh.of([6])) == (1, 2, 3, 6)
     assert numbers_of_stages(Mesh.of([2, 4]), least=3) == (4, 8)
-    assert numbers_of_stages(Mesh.of([3, 4])) == (1, 3, 6, 12)
+    assert numbers_of_stages(Mesh.of([3, 8])) == (1, 2, 3, 4, 6, 8, 12, 24)
 
 
 def test_ctrl_c_while_more_stages_are_searched_leaves_the_best_of_the_others():
