@@ -50,6 +50,14 @@ def test_summary_of_what_was_partitioned():
     assert plan.with_partitioned(partitioned).summary(full=True) == text
 
 
+def test_summary_says_how_many_ranks_would_do_as_well():
+    said = "6 of 8 ranks compute what others compute too, as nothing is split along model: 2 would"
+    plan, partitioned = planned(constraints=(batch("data"),))
+    assert said in plan.summary(partitioned)
+    plan, partitioned = planned()
+    assert "would do as well" not in plan.summary(partitioned)
+
+
 def test_summary_reports_padding_and_fallbacks():
     plan, partitioned = planned(unknown=True)
     text = plan.summary(partitioned, full=True)

@@ -43,7 +43,7 @@ from tfpar.observability.report.data.variables import variables_of
 from tfpar.observability.report.variables import placement_text
 from tfpar.plans import Candidate, Plan
 from tfpar.propagation.partitioned_graph import PartitionedGraph
-from tfpar.spec import Mesh, Shard, Spec, dim_is_even, format_spec, local_shape
+from tfpar.spec import Mesh, Replicate, Shard, Spec, dim_is_even, format_spec, local_shape
 from tfpar.spec.quantities import format_bytes, format_seconds
 
 
@@ -134,7 +134,19 @@ def _with_step(report: Report, plan: Plan, partitioned: PartitionedGraph) -> Rep
             RunWhole(op.type, partitioned.mesh.axis_names[axis], op.name)
             for op, axis in partitioned.replicated_regions
         ),
+        idle_axes=tuple(_idle_axes(plan, partitioned)),
     )
+
+
+def _idle_axes(plan: Plan, partitioned: PartitionedGraph) -> Iterator[str]:
+    """Yield the axes of several ranks along which all ranks compute and store the same."""
+    strategies = [decision.strategy for decision in partitioned.decisions.values()]
+    specs = {spec for one in strategies for spec in (*one.in_specs, *one.out_specs)}
+    specs |= {*partitioned.variable_specs.values()}
+    specs |= {v.slots for v in plan.variables.values() if v.slots is not None}
+    for axis, (name, size) in enumerate(zip(plan.mesh.axis_names, plan.mesh.shape, strict=True)):
+        if size > 1 and all(isinstance(spec[axis], Replicate) for spec in specs):
+            yield name
 
 
 def _padding(partitioned: PartitionedGraph) -> Padding:

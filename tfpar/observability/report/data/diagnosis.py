@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 
 from tfpar.observability.report.data.schema import CandidateSummary, Collective, Report
@@ -48,10 +49,18 @@ class PlanDiagnosis:
                 "The search was cut short before its end: there may be better plans. "
                 "`search_seconds=` gives it more time."
             )
+        again = math.prod(axis.size for axis in facts.mesh if axis.name in self.report.idle_axes)
         if cost is not None and facts.ranks > 1 and not facts.splits_anything:
             yield (
                 "Every rank computes the same: for this model and batch, communication would take "
                 "longer than what it saves."
+            )
+        elif again > 1:
+            enough = facts.ranks // again
+            yield (
+                f"{facts.ranks - enough} of {facts.ranks} ranks compute what others compute too, "
+                f"as nothing is split along {' and '.join(self.report.idle_axes)}: {enough} would "
+                f"do as well."
             )
         alone = self._baseline("one device")
         if cost is not None and alone is not None and alone.seconds is not None:

@@ -44,6 +44,7 @@ class Report:
         collectives: of the whole step.
         planned_ops: how many ops of each type run as the plan says, where by themselves they would
             run otherwise.
+        idle_axes: of the mesh, along which all ranks compute and store the same.
         warnings, hints: sentences; `hints` at most three, of what would change the plan.
     """
 
@@ -66,6 +67,7 @@ class Report:
     padding: Padding | None
     without_rule: tuple[WithoutRule, ...]
     run_whole: tuple[RunWhole, ...]
+    idle_axes: tuple[str, ...] = ()
     warnings: tuple[str, ...]
     hints: tuple[str, ...]
 
