@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from tfpar.spec import Mesh, Replicate, Shard, Spec
+from tfpar.spec.mesh import divisors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,14 +59,14 @@ def logical_meshes(mesh: Mesh) -> list[LogicalMesh]:
     (ATP §3.2).
     """
     found, in_two = [], []
-    for model_size in _divisors(mesh.size):
+    for model_size in divisors(mesh.size):
         data_size = mesh.size // model_size
         axes = Mesh(("data", "model"), (data_size, model_size))
         if model_size == 1:
             found.append(LogicalMesh(axes, (0, 1), ()))
         else:
             found += [LogicalMesh(axes, (0, 1), (1,)), LogicalMesh(axes, (0,), (1,), (1,))]
-        for d2 in _divisors(model_size)[1:-1]:
+        for d2 in divisors(model_size)[1:-1]:
             axes = Mesh(("data", "d1", "d2"), (data_size, model_size // d2, d2))
             in_two.append(LogicalMesh(axes, (0,), (1, 2), (1, 2)))
     return found + in_two
@@ -106,7 +107,3 @@ def input_spec(batched: bool, mesh: Mesh, axes: Sequence[int]) -> Spec:
     """Return the spec of a step's input: a batch is split over mesh axes `axes`, the rest is
     whole."""
     return tuple(Shard(0) if batched and a in axes else Replicate() for a in range(mesh.num_axes))
-
-
-def _divisors(size: int) -> list[int]:
-    return [n for n in range(1, size + 1) if size % n == 0]

@@ -164,10 +164,9 @@ class Mesh:
         """
         parts = integer("parts", parts, 1)
         if self.size % parts:
-            fitting = (n for n in range(1, self.size + 1) if self.size % n == 0)
             raise SpecError(
                 f"The mesh {self} cannot be divided into {parts} parts of as many ranks. Numbers "
-                f"of parts that it has: {', '.join(map(str, fitting))}."
+                f"of parts that it has: {', '.join(map(str, divisors(self.size)))}."
             )
         left, shape = self.size // parts, []
         for size in reversed(self.shape):
@@ -199,3 +198,8 @@ def split(
         if axis_names is None
         else Mesh(check_list("axis_names", axis_names, _NAMES), mesh.shape)
     )
+
+
+def divisors(size: int) -> list[int]:
+    """Return the divisors of a number, the least first."""
+    return [n for n in range(1, size + 1) if size % n == 0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Collection, Mapping, Sequence
 
 from tfpar.cost.cost import Cost
@@ -101,6 +102,15 @@ def unfold_plan(
             cut_short=cut_short,
         ),
     )
+
+
+def offer_folded_plan(
+    problem: Problem, model: FoldedModel, planner: str, found: FoldedPlan
+) -> None:
+    """Offer what a planner has found to whoever waits for better plans; it is unfolded when it is
+    asked for."""
+    assert problem.aim.offer is not None, "somebody waits"
+    problem.aim.offer(functools.partial(unfold_plan, problem, model, found, planner), found.cost)
 
 
 def folded_anchors(plan: Plan, problem: Problem, model: FoldedModel) -> Anchors:

@@ -38,6 +38,7 @@ from tfpar.spec import (
     SpecError,
     TfparError,
 )
+from tfpar.spec.mesh import divisors
 from tfpar.spec.quantities import format_bytes
 
 PATIENCE = 2
@@ -72,7 +73,7 @@ that fit to be searched, where other numbers have some."""
 def numbers_of_stages(mesh: Mesh, least: int = 1) -> tuple[int, ...]:
     """Return the numbers of equal stages, at least `least`, that the ranks of `mesh` divide
     into."""
-    return tuple(n for n in range(least, mesh.size + 1) if mesh.size % n == 0)
+    return tuple(n for n in divisors(mesh.size) if n >= least)
 
 
 class Deferred(NamedTuple):
@@ -124,7 +125,7 @@ class EnumeratePipelines(Placing):
         self._memory_limit = memory_limit
         self._ranks = ranks
         self._why_enough = why_enough
-        self._cuts = _divisors(batch_size or 1)
+        self._cuts = divisors(batch_size or 1)
         self._found: list[SolvedCandidate] = []
         self._lost: list[Candidate] = []
         self._left: dict[str, list[int]] = {}
@@ -417,7 +418,3 @@ def _interleaved(plan: Plan) -> Iterator[Pipeline]:
         for name in ("interleaved", "zb-v"):
             with contextlib.suppress(ArgumentError):  # not for so many, or not recomputing
                 yield Pipeline(actors, micro, name, virtual_stages=each, recompute=again)
-
-
-def _divisors(size: int) -> list[int]:
-    return [n for n in range(1, size + 1) if size % n == 0]

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from tfpar.cluster.description import Cluster
-from tfpar.cost.pipeline_cost import PipelineCost
 from tfpar.planning.deadline import Deadline
 from tfpar.planning.incumbent import MakePlan, SearchInterrupted
 from tfpar.planning.memory.fit import MemoryFit, MoveEstimate
@@ -23,7 +22,7 @@ from tfpar.planning.memory.lower_limit import LimitedLayout, LowerLimit
 from tfpar.planning.memory.move_estimates import link_seconds_per_byte
 from tfpar.planning.memory.offload_moves import with_slots_away
 from tfpar.planning.memory.shard_slots import shard_slots
-from tfpar.planning.pricing.price import price_plan
+from tfpar.planning.pricing.price import pipeline_cost_of, price_plan
 from tfpar.planning.problem import Problem
 from tfpar.plans import Plan
 from tfpar.spec import MemoryLimitError, PlanError
@@ -160,7 +159,7 @@ class StagedFit:
         return LimitedLayout(priced or plan, expected)
 
     def room(self, plan: Plan) -> float:
-        shares = _staged(plan).stages
+        shares = pipeline_cost_of(plan).stages
         return min(
             (s.limit_bytes / s.peak_bytes for s in shares if s.limit_bytes and s.peak_bytes),
             default=1.0,
@@ -227,7 +226,7 @@ class Reassign:
         """Estimate what the busiest rank computes more: units that leave the fullest stage take
         their part of its work to others, which have time for some of it."""
         plan = fit.best()
-        excess, staged = fit.excess(plan), _staged(plan)
+        excess, staged = fit.excess(plan), pipeline_cost_of(plan)
         if not excess:
             return MoveEstimate()
         full = max(staged.stages, key=lambda s: max(s.excess_bytes, s.host_excess_bytes))
@@ -285,28 +284,23 @@ def check_given(plan: Plan) -> None:
     Raises:
         MemoryLimitError: it does not; says which stage lacks most.
     """
-    if plan.cost is not None and not _staged(plan).fits:
+    if plan.cost is not None and not pipeline_cost_of(plan).fits:
         raise _too_large(plan, "What the constraints give does not fit")
-
-
-def _staged(plan: Plan) -> PipelineCost:
-    assert plan.stages is not None and plan.stages.cost is not None, "a plan with prices"
-    return plan.stages.cost
 
 
 def _excess(plan: Plan) -> float:
     """Return the bytes that a rank of the most overfull stage holds beyond its memory, host
     included."""
-    return max(0.0, *(s.excess_bytes + s.host_excess_bytes for s in _staged(plan).stages))
+    return max(0.0, *(s.excess_bytes + s.host_excess_bytes for s in pipeline_cost_of(plan).stages))
 
 
 def _seconds(plan: Plan) -> float:
-    return _staged(plan).seconds
+    return pipeline_cost_of(plan).seconds
 
 
 def _too_large(plan: Plan, what: str) -> MemoryLimitError:
     """The error that a priced plan in stages does not fit, which begins with `what`."""
-    staged = _staged(plan)
+    staged = pipeline_cost_of(plan)
     full = max(staged.stages, key=lambda share: share.host_excess_bytes)
     if full.host_excess_bytes and all(share.excess_bytes <= 0 for share in staged.stages):
         room = full.host_limit_bytes or 0.0

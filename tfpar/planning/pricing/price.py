@@ -276,7 +276,9 @@ def combine_slowest(along: Sequence[Plan]) -> Plan:
     cost = dataclasses.replace(cost_of(found), **{n: getattr(fullest, n) for n in SIZES})
     stages = found.stages
     if stages is not None:
-        stages = dataclasses.replace(stages, cost=_slowest_stages(list(map(_staged, along))))
+        stages = dataclasses.replace(
+            stages, cost=_slowest_stages(list(map(pipeline_cost_of, along)))
+        )
     return dataclasses.replace(found, stages=stages).with_findings(cost=cost)
 
 
@@ -299,11 +301,12 @@ def _filled(plan: Plan) -> float:
     """The bytes that a rank stores; in stages, beyond what it may."""
     if plan.stages is None:
         return cost_of(plan).memory_bytes
-    staged = _staged(plan)
+    staged = pipeline_cost_of(plan)
     return staged.stages[staged.fullest].excess_bytes
 
 
-def _staged(plan: Plan) -> PipelineCost:
+def pipeline_cost_of(plan: Plan) -> PipelineCost:
+    """Return the cost of a plan in stages that was priced."""
     assert plan.stages is not None and plan.stages.cost is not None, "a plan that was priced"
     return plan.stages.cost
 

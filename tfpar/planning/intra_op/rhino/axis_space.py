@@ -58,9 +58,6 @@ from tfpar.spec import (
 Chosen = dict[Op, tuple[AxisStrategy, ...]]
 """Decisions so far: of each op, a strategy for each of the first mesh axes."""
 
-_LARGE_PAYLOAD = 2.0**30
-"""A payload in bytes so large that the latency of a collective does not matter."""
-
 
 @dataclasses.dataclass(frozen=True)
 class AxisConstraints:

@@ -25,7 +25,7 @@ from tfpar.ir.collection import collection_paused
 from tfpar.ir.graph import Variable
 from tfpar.planning.deadline import Deadline
 from tfpar.planning.folding.folded_model import FoldedModel, folded_model
-from tfpar.planning.folding.folded_plan import FoldedPlan, unfold_plan
+from tfpar.planning.folding.folded_plan import FoldedPlan, offer_folded_plan, unfold_plan
 from tfpar.planning.intra_op.incremental.incremental import IncrementalPricer
 from tfpar.planning.intra_op.rhino.mesh_search import (
     MeshShapePlan,
@@ -99,7 +99,7 @@ class RhinoPlanner:
         offer = None
         if problem.aim.offer is not None:
             problem.aim.offer(functools.partial(self._first, problem, model), None)
-            offer = functools.partial(self._offer, problem, model)
+            offer = functools.partial(offer_folded_plan, problem, model, self.name)
         meshes = shapes(problem.meshes)
         searches = [MeshShapeSearch(problem, model, *mesh, 2, offer=offer) for mesh in meshes]
         results = _side_by_side(searches, deadline)
@@ -141,11 +141,6 @@ class RhinoPlanner:
             preferred_to=fastest(candidates, problem),
             cut_short=deadline.cut_short,
         )
-
-    def _offer(self, problem: Problem, model: FoldedModel, found: FoldedPlan) -> None:
-        assert problem.aim.offer is not None
-        make = functools.partial(unfold_plan, problem, model, found, self.name)
-        problem.aim.offer(make, found.cost)
 
     def _first(self, problem: Problem, model: FoldedModel) -> Plan | None:
         """Return the plan that is there before a search: data parallelism, or near it."""

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from tfpar.ir.collection import collection_paused
 from tfpar.planning.deadline import Deadline
 from tfpar.planning.folding.folded_model import FoldedModel, TapStatistics, folded_model
-from tfpar.planning.folding.folded_plan import FoldedPlan, unfold_plan
+from tfpar.planning.folding.folded_plan import FoldedPlan, offer_folded_plan, unfold_plan
 from tfpar.planning.intra_op.tap.mesh_search import INVALID, Key, MeshSearch
 from tfpar.planning.intra_op.tap.neighbourhoods import adjacent, nearby
 from tfpar.planning.intra_op.tap.warm_starts import LayoutsByFold, WarmStarts, kind_of
@@ -80,7 +80,9 @@ class TapPlanner:
         self.statistics = model.statistics
         searches: list[MeshSearch] = []
         offer = (
-            None if problem.aim.offer is None else functools.partial(self._offer, problem, model)
+            None
+            if problem.aim.offer is None
+            else functools.partial(offer_folded_plan, problem, model, self.name)
         )
         layouts = problem.step.graph_memo.of(LayoutsByFold).setdefault(
             self.min_duplicate, WarmStarts()
@@ -142,11 +144,6 @@ class TapPlanner:
             preferred_to=fastest(candidates, problem),
             cut_short=deadline.cut_short,
         )
-
-    def _offer(self, problem: Problem, model: FoldedModel, found: FoldedPlan) -> None:
-        assert problem.aim.offer is not None
-        make = functools.partial(unfold_plan, problem, model, found, self.name)
-        problem.aim.offer(make, found.cost)
 
 
 def _baselines(problem: Problem, model: FoldedModel) -> Iterator[FoldedPlan]:
