@@ -105,7 +105,7 @@ def describe_pipeline(pipeline: Pipeline | None) -> str:
         return "no stages"
     stages, count = pipeline.order.num_stages, pipeline.order.num_microbatches
     again = ", recomputing" if pipeline.recompute else ""
-    return f"{f'{stages} stages' if stages > 1 else 'no stages'}, {count} microbatches{again}"
+    return f"{stages_text(stages)}, {microbatches_text(count)}{again}"
 
 
 def name_of_plan(plan: Plan) -> str:
@@ -114,7 +114,7 @@ def name_of_plan(plan: Plan) -> str:
     split = " and ".join(axis for axis in plan.batch_axes if sizes[axis] > 1)
     if plan.stages is None:
         name = f"no stages, {plan.mesh}" + (f", batch over {split}" if split else "")
-        return f"{name}, {plan.microbatches} microbatches" if plan.microbatches > 1 else name
+        return f"{name}, {microbatches_text(plan.microbatches)}" if plan.microbatches > 1 else name
     again = ", recomputing" if plan.stages.recompute else ""
     name = name_of(plan.stages.schedule)
     schedule = "an order of its own" if name == "given" else name
@@ -122,7 +122,7 @@ def name_of_plan(plan: Plan) -> str:
     shared = f" on {actors} sets of ranks" if stages > actors else ""
     return (
         f"{stages_text(stages)}{shared} ({schedule}{again}), "
-        f"{plan.microbatches} microbatches, each {plan.mesh}"
+        f"{microbatches_text(plan.microbatches)}, each {plan.mesh}"
         + (f", batch over {split}" if split else "")
     )
 
@@ -132,5 +132,10 @@ def stages_text(number: int) -> str:
     return "no stages" if number == 1 else f"{number} stages"
 
 
+def microbatches_text(number: int) -> str:
+    """Name a number of microbatches."""
+    return "1 microbatch" if number == 1 else f"{number} microbatches"
+
+
 Proposal = NewLayout | OtherMicrobatches | BestSchedule | OtherStages | BalancedShares
-"""SolvedCandidate that an outer search proposes, before it is evaluated."""
+"""Candidate that an outer search proposes, before it is evaluated."""

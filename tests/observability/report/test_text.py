@@ -1,5 +1,7 @@
 """Summaries, explanations and coverage, as text."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,9 @@ from tests.plan.graphs import mlp, partition
 from tfpar.constraints import batch, shard
 from tfpar.ir import DType, FunctionRef, Graph, GraphBuilder
 from tfpar.observability.report.coverage import coverage
+from tfpar.observability.report.data.build import build_report
+from tfpar.observability.report.data.diagnosis import PlanDiagnosis
+from tfpar.observability.report.data.schema import Axis
 from tfpar.plans import plan_from_constraints
 from tfpar.spec import ArgumentError, Mesh, PlanError, format_bytes
 
@@ -56,6 +61,17 @@ def test_summary_says_how_many_ranks_would_do_as_well():
     assert said in plan.summary(partitioned)
     plan, partitioned = planned()
     assert "would do as well" not in plan.summary(partitioned)
+
+
+def test_stages_compute_each_its_own():
+    def said(ranks: int, *axes: Axis) -> str:
+        plan = plan_from_constraints(mlp(), Mesh.of([1]), ())
+        report = build_report(plan)
+        facts = dataclasses.replace(report.facts, ranks=ranks, mesh=axes, splits_anything=False)
+        return " ".join(PlanDiagnosis(dataclasses.replace(report, facts=facts)).warnings())
+
+    assert not said(4, Axis("data", 1))
+    assert said(4, Axis("data", 2)).startswith("2 of 4 ranks compute what others compute too")
 
 
 def test_summary_reports_padding_and_fallbacks():

@@ -21,6 +21,7 @@ from tfpar.planning.candidates import (
     OtherStages,
     Proposal,
     SolvedCandidate,
+    microbatches_text,
     stages_text,
 )
 from tfpar.planning.drive import Evaluator, SearchResult
@@ -375,7 +376,7 @@ class EnumeratePipelines(Placing):
 
 def _microbatches_text(pipeline: Pipeline) -> str:
     again = ", recomputed" if pipeline.recompute else ""
-    return f"{pipeline.order.num_microbatches} microbatches{again}"
+    return f"{microbatches_text(pipeline.order.num_microbatches)}{again}"
 
 
 def _check_work(plan: Plan) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
-from tfpar.observability.report.data.schema import CandidateSummary, Collective, Report
+from tfpar.observability.report.data.schema import Axis, CandidateSummary, Collective, Report
 from tfpar.spec.quantities import format_bytes, format_seconds
 
 MOST_HINTS = 3
@@ -37,6 +37,14 @@ class PlanDiagnosis:
             text += f" of {format_bytes(limit)}"
         return f"{text}."
 
+    def _idle_axes(self) -> list[Axis]:
+        """Axes of several ranks along which all compute the same; where the step is not known, by
+        what the plan says of batch and variables."""
+        facts = self.report.facts
+        if not self.report.layers and not facts.splits_anything:
+            return [axis for axis in facts.mesh if axis.size > 1]
+        return [axis for axis in facts.mesh if axis.name in self.report.idle_axes]
+
     def _baseline(self, name: str) -> CandidateSummary | None:
         found = (c for c in self.report.candidates if c.kind == "baseline" and c.name == name)
         return next(found, None)
@@ -49,18 +57,18 @@ class PlanDiagnosis:
                 "The search was cut short before its end: there may be better plans. "
                 "`search_seconds=` gives it more time."
             )
-        again = math.prod(axis.size for axis in facts.mesh if axis.name in self.report.idle_axes)
-        if cost is not None and facts.ranks > 1 and not facts.splits_anything:
+        idle = self._idle_axes()
+        enough = facts.ranks // math.prod(axis.size for axis in idle)
+        if cost is not None and facts.ranks > enough == 1:
             yield (
                 "Every rank computes the same: for this model and batch, communication would take "
                 "longer than what it saves."
             )
-        elif again > 1:
-            enough = facts.ranks // again
+        elif facts.ranks > enough:
             yield (
                 f"{facts.ranks - enough} of {facts.ranks} ranks compute what others compute too, "
-                f"as nothing is split along {' and '.join(self.report.idle_axes)}: {enough} would "
-                f"do as well."
+                f"as nothing is split along {' and '.join(axis.name for axis in idle)}: {enough} "
+                f"would do as well."
             )
         alone = self._baseline("one device")
         if cost is not None and alone is not None and alone.seconds is not None:
