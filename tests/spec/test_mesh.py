@@ -99,11 +99,15 @@ def test_parts_of_a_mesh_keep_what_they_can_of_its_last_axes(mesh, parts):
         return
     part = mesh.divided(parts)
     assert part.axis_names == mesh.axis_names and part.size * parts == mesh.size
-    whole = math.prod(mesh.shape[1:])
-    if part.size % whole == 0:  # a run of whole rows
-        assert part.shape == (part.size // whole, *mesh.shape[1:])
-    for axis, size in enumerate(part.shape):
-        assert size == math.gcd(mesh.shape[axis], part.size // math.prod(part.shape[axis + 1 :]))
+    rows = [math.prod(mesh.shape[axis:]) for axis in range(mesh.num_axes + 1)]
+    if not any(
+        part.size % inner == 0 == outer % part.size for outer, inner in itertools.pairwise(rows)
+    ):
+        return  # no block of the mesh is a run of so many ranks
+    for rank in range(mesh.size):  # laid in each part as they are in the whole
+        first = mesh.coordinates(rank // part.size * part.size)
+        own = part.coordinates(rank % part.size)
+        assert mesh.coordinates(rank) == tuple(map(sum, zip(first, own, strict=True)))
 
 
 def test_a_mesh_says_into_how_many_parts_it_can_be_divided():

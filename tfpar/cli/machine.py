@@ -17,7 +17,7 @@ SOUND, UNSOUND = 0, 1
 
 
 def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command, its options, and `run` as what it does."""
+    """Add the command and its options."""
     parser = commands.add_parser(
         "doctor",
         help="say what is on this machine, what works, and how to mend the rest",
@@ -82,7 +82,7 @@ def _with(status: Status, findings: Sequence[Finding]) -> list[Finding]:
 
 
 def add_calibrate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command, its options, and `run` as what it does."""
+    """Add the command and its options."""
     parser = commands.add_parser(
         "calibrate",
         help="measure rates and collectives here, and write a cluster file",
@@ -134,7 +134,7 @@ def _calibrate(options: argparse.Namespace) -> int:
 
 
 def add_install(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command to those of `tfpar`."""
+    """Add the command and its options."""
     parser = commands.add_parser(
         "install-horovod",
         help="build Horovod for the TensorFlow found here, and install it",

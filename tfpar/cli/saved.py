@@ -20,7 +20,7 @@ SAME, DIFFERENT = 0, 1
 
 
 def add_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the commands, their options, and `run` as what each does."""
+    """Add the commands and their options."""
     _add_show(commands)
     _add_explain(commands)
     _add_diff(commands)
@@ -120,7 +120,7 @@ def _diff(options: argparse.Namespace) -> int:
 
 
 def add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command, its options, and what it does."""
+    """Add the command and its options."""
     parser = commands.add_parser(
         "report",
         help="write a saved plan as a page for browsers",
@@ -167,7 +167,7 @@ def _write_report(options: argparse.Namespace) -> int:
 
 
 def add_timeline(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command, its options, and what it does."""
+    """Add the command and its options."""
     parser = commands.add_parser(
         "timeline",
         help="write the predicted timeline of a saved plan",
@@ -213,7 +213,7 @@ def _write_timeline(options: argparse.Namespace) -> int:
 
 
 def add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command, its options, and `run` as what it does."""
+    """Add the command and its options."""
     parser = commands.add_parser(
         "compare",
         help="put two saved plans beside each other: time, memory, collectives, placements",

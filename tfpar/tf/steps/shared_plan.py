@@ -44,12 +44,13 @@ class SharedPlan:
         """Return the plan by which a step runs; None if none was found yet."""
         return self.plan or self._of_steps.get(step)
 
-    def found_for(self, step: object, plan: Plan | None) -> None:
-        """Keep the plan that was found for a step; None: it is to be planned anew."""
-        if plan is None:
-            self._of_steps.pop(step, None)
-        else:
-            self._of_steps[step] = plan
+    def keep_for(self, step: object, plan: Plan) -> None:
+        """Keep the plan that was found for a step."""
+        self._of_steps[step] = plan
+
+    def forget(self, step: object) -> None:
+        """Forget what was found for a step, so that it is planned anew."""
+        self._of_steps.pop(step, None)
 
     def use(self, plan: Plan | None) -> None:
         """Take another plan for all steps, or none."""

@@ -121,7 +121,7 @@ class StepPlanner:
     ) -> None:
         """Have a step, and those that share its plan, run by `plan`, which was found for it."""
         session, program = self.session, self.program
-        program.found_for(self, plan)
+        program.keep_for(self, plan)
         if plan.stages is not None:
             program.owners.update(plan.stages.owners)
         if part:
@@ -135,7 +135,7 @@ class StepPlanner:
 
     def forget(self) -> None:
         """Forget the plan, so that the next request plans again."""
-        self.program.found_for(self, None)
+        self.program.forget(self)
 
     @contextlib.contextmanager
     def trying(self, plan: Plan, captured: CapturedStep) -> Iterator[None]:

@@ -5,125 +5,28 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-from collections.abc import Callable
 
 import pytest
 
 from tests.cases import seeds
-from tfpar.cost import Cost
+from tests.planning.inter_op.stages.scripted import (
+    BATCH,
+    MESH,
+    Costs,
+    ScriptedEvaluator,
+    bubble,
+    choose_pipeline,
+)
 from tfpar.pipeline import Pipeline
 from tfpar.planning.candidates import (
-    BestSchedule,
-    NewLayout,
-    OtherMicrobatches,
-    OtherStages,
-    SolvedCandidate,
     name_of_plan,
 )
-from tfpar.planning.drive import search_plan
 from tfpar.planning.incumbent import SearchInterrupted
-from tfpar.planning.inter_op.enumerate_pipelines import EnumeratePipelines, numbers_of_stages
+from tfpar.planning.inter_op.enumerate_pipelines import numbers_of_stages
 from tfpar.planning.inter_op.relaxed_estimate import RelaxedEstimate
 from tfpar.planning.objective import UNCERTAINTY
-from tfpar.plans import Findings, PipelinePlan, Plan
+from tfpar.plans import PipelinePlan, Plan
 from tfpar.spec import MemoryLimitError, Mesh, PlanError
-
-MESH = Mesh.of([8])
-BATCH = 16
-
-
-@dataclasses.dataclass(frozen=True)
-class Ways:
-    """An evaluator whose answers are given as functions of plans."""
-
-    planned: Callable[[Pipeline | None], Plan]
-    repriced: Callable[[Plan, Pipeline], Plan | None]
-    scheduled: Callable[[Plan], Plan]
-    enough: Callable[[Plan], bool]
-    why_enough: str = ""
-    promised: Callable[[Pipeline | None], RelaxedEstimate | None] = lambda _: None
-    restaged: Callable[[Plan, Pipeline], Plan | None] = lambda *_: None
-
-    def evaluate(self, proposal) -> SolvedCandidate | None:
-        match proposal:
-            case NewLayout(pipeline):
-                plan = self.planned(pipeline)
-            case OtherMicrobatches(base, pipeline):
-                plan = self.repriced(base.plan, pipeline)
-            case BestSchedule(base):
-                plan = self.scheduled(base.plan)
-            case OtherStages(base, pipeline):
-                plan = self.restaged(base.plan, pipeline)
-            case _:
-                plan = proposal.base.plan
-        return None if plan is None else SolvedCandidate.of(plan, None)
-
-    def estimate(self, pipeline: Pipeline | None) -> RelaxedEstimate | None:
-        return self.promised(pipeline)
-
-    def is_good_enough(self, candidate: SolvedCandidate) -> bool:
-        return self.enough(candidate.plan)
-
-    def machine_types(self, pipeline, ranks):
-        return [None]
-
-    def rank_orders(self, pipeline, given):
-        return []
-
-
-def choose_pipeline(stages, batch_size, ways: Ways, memory_limit: float, ranks: int) -> Plan:
-    search = EnumeratePipelines(ways, stages, batch_size, memory_limit, ranks, ways.why_enough)
-    return search_plan(search, ways).best.plan
-
-
-class Costs:
-    """Plans whose steps take and store what functions of (stages, microbatches, recompute) say."""
-
-    def __init__(self, seconds, memory=lambda *_: 1.0, limit=math.inf, enough=0.0) -> None:
-        self.seconds, self.memory, self.limit, self.enough = seconds, memory, limit, enough
-        self.searched: list[int] = []
-
-    def choose(self, stages=None, batch=BATCH) -> Plan:
-        ways = Ways(
-            self.planned,
-            self.repriced,
-            lambda plan: plan,
-            lambda plan: plan.cost.seconds <= self.enough,
-            "it is fast enough",
-        )
-        return choose_pipeline(
-            stages or numbers_of_stages(MESH), batch, ways, self.limit, MESH.size
-        )
-
-    def planned(self, pipeline: Pipeline | None) -> Plan:
-        self.searched.append(1 if pipeline is None else pipeline.order.num_stages)
-        plan = self.made(pipeline)
-        if plan.cost.memory_bytes > self.limit:
-            raise MemoryLimitError("Too large.", plan.cost.memory_bytes)
-        return plan
-
-    def repriced(self, plan: Plan, pipeline: Pipeline) -> Plan:
-        assert plan.num_ranks == MESH.size
-        return self.made(pipeline)
-
-    def made(self, pipeline: Pipeline | None) -> Plan:
-        pipeline = pipeline or Pipeline(microbatches=1)
-        stages, micro = pipeline.order.num_stages, pipeline.order.num_microbatches
-        asked = stages, micro, pipeline.recompute
-        planned = None
-        if stages > 1:
-            scopes = {f"layer_{stage}": stage for stage in range(stages)}
-            planned = PipelinePlan(pipeline.order, scopes, pipeline.recompute)
-        nothing = (0.0, 0.0, 0.0)
-        cost = Cost(self.seconds(*asked), nothing, nothing, 0.0, 0.0, 1, self.memory(*asked))
-        empty = Plan(MESH.divided(stages), (), {}, {}, (), "", findings=Findings(cost))
-        return dataclasses.replace(empty, stages=planned, microbatches=micro)
-
-
-def bubble(stages: int, micro: int, again: bool, sent: float = 0.4) -> float:
-    """Work of 8 seconds on 8 ranks, a bubble, a price for each microbatch, and gradients."""
-    work = 1 + (stages - 1) / micro
-    return work * (4 / 3 if again else 1) + 0.02 * micro * (stages > 1) + sent * 8 / stages
 
 
 def test_stages_and_microbatches_are_those_with_the_least_seconds():
@@ -262,8 +165,8 @@ def test_the_schedule_is_the_one_that_suits_the_stages_best():
     def scheduled(plan: Plan) -> Plan:
         return plan.with_findings(cost=dataclasses.replace(plan.cost, seconds=0.1))
 
-    ways = Ways(costs.planned, costs.repriced, scheduled, lambda plan: False)
-    chosen = choose_pipeline((1, 2), BATCH, ways, math.inf, MESH.size)
+    evaluator = ScriptedEvaluator(costs.planned, costs.repriced, scheduled, lambda plan: False)
+    chosen = choose_pipeline((1, 2), BATCH, evaluator, math.inf, MESH.size)
     assert chosen.cost.seconds == pytest.approx(0.1)
 
 
@@ -284,8 +187,10 @@ def test_sets_of_ranks_have_several_stages_where_they_wait_long_and_that_is_fast
         cost = dataclasses.replace(plan.cost, seconds=faster * plan.cost.seconds, bubble_s=0.0)
         return dataclasses.replace(plan, stages=stages).with_findings(cost=cost)
 
-    ways = Ways(costs.planned, costs.repriced, scheduled, lambda _: False, restaged=restaged)
-    plan = choose_pipeline((1, 2), BATCH, ways, math.inf, MESH.size)
+    evaluator = ScriptedEvaluator(
+        costs.planned, costs.repriced, scheduled, lambda _: False, restaged=restaged
+    )
+    plan = choose_pipeline((1, 2), BATCH, evaluator, math.inf, MESH.size)
     assert (plan.stages.num_actors, plan.stages.num_stages) == (2, 2 * each)
     assert all(o.num_actors == 2 and o.num_microbatches == plan.microbatches for o in asked)
     if each > 1:
@@ -308,12 +213,14 @@ def test_a_plan_without_a_price_is_taken_as_it_is():
 # --- numbers of stages of which the fastest plan does not fit -------------------------------
 
 
-def promising(costs: Costs, promises: dict[int, RelaxedEstimate], asked: list) -> Ways:
+def promising(costs: Costs, promises: dict[int, RelaxedEstimate], asked: list) -> ScriptedEvaluator:
     def promised(pipeline: Pipeline | None) -> RelaxedEstimate:
         asked.append(pipeline)
         return promises[1 if pipeline is None else pipeline.order.num_stages]
 
-    return Ways(costs.planned, costs.repriced, lambda plan: plan, lambda plan: False, "", promised)
+    return ScriptedEvaluator(
+        costs.planned, costs.repriced, lambda plan: plan, lambda plan: False, "", promised
+    )
 
 
 def test_stages_whose_fastest_plan_does_not_fit_come_last_the_most_promising_first():
@@ -418,10 +325,10 @@ def test_microbatches_are_cut_so_that_the_ranks_of_a_stage_can_share_them(batch,
         tried.append(pipeline.order.num_microbatches)
         raise MemoryLimitError("Too large.", 1.0)
 
-    ways = dataclasses.replace(promising(Costs(bubble), {}, []), planned=planned)
-    ways = dataclasses.replace(ways, promised=lambda _: None)
+    evaluator = dataclasses.replace(promising(Costs(bubble), {}, []), planned=planned)
+    evaluator = dataclasses.replace(evaluator, promised=lambda _: None)
     with pytest.raises(MemoryLimitError):
-        choose_pipeline((stages,), batch, ways, math.inf, ranks=128 * stages)
+        choose_pipeline((stages,), batch, evaluator, math.inf, ranks=128 * stages)
     assert tried[0] == first
 
 
@@ -479,8 +386,8 @@ def test_a_plan_is_searched_first_with_microbatches_with_which_one_fits():
         first.append(pipeline.order.num_microbatches)
         return costs.planned(pipeline)
 
-    ways = dataclasses.replace(promising(costs, {}, asked), promised=promised, planned=planned)
-    plan = choose_pipeline((2,), BATCH, ways, math.inf, MESH.size)
+    evaluator = dataclasses.replace(promising(costs, {}, asked), promised=promised, planned=planned)
+    plan = choose_pipeline((2,), BATCH, evaluator, math.inf, MESH.size)
     assert [p.order.num_microbatches for p in asked] == [8, 16]
     assert first == [16] and plan.stages.num_stages == 2
 
@@ -499,7 +406,7 @@ def test_alone_recomputing_comes_before_accumulation():
 
 def test_an_interruption_among_the_last_keeps_what_was_found():
     costs = Costs(bubble)
-    ways = promising(costs, {1: RelaxedEstimate(0.6, 2.0), 2: RelaxedEstimate(1.0, 0.5)}, [])
+    evaluator = promising(costs, {1: RelaxedEstimate(0.6, 2.0), 2: RelaxedEstimate(1.0, 0.5)}, [])
 
     def planned(pipeline):
         if pipeline is None:
@@ -508,6 +415,6 @@ def test_an_interruption_among_the_last_keeps_what_was_found():
 
     with pytest.raises(SearchInterrupted) as stopped:
         choose_pipeline(
-            (1, 2), BATCH, dataclasses.replace(ways, planned=planned), math.inf, MESH.size
+            (1, 2), BATCH, dataclasses.replace(evaluator, planned=planned), math.inf, MESH.size
         )
     assert stopped.value.plan.stages.num_stages == 2 and stopped.value.plan.findings.cut_short
