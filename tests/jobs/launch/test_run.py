@@ -87,13 +87,16 @@ def test_what_ranks_said_before_they_exited_counts_though_it_is_read_late(
             noted("hung")
             beacon.failed("peer", "connection reset")
             sys.exit(1)
+        heard(beacon)
         beacon._send({"say": "hung", "seconds": 8.0})
         note("hung")
         os._exit(70)
         """,
     )
     assert run(command) == 70
-    assert "rank 1 (host localhost) hung" in capfd.readouterr().err
+    err = capfd.readouterr().err
+    assert "hung at train step 4, while the others waited or had ended." in err
+    assert "waited 8 s in vain (exit code 70)" in err
 
 
 def test_who_raises_is_blamed_though_others_fail_of_it_before(capfd, tmp_path):
