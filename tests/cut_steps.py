@@ -21,6 +21,7 @@ from tfpar.compile.local import (
     pack_collectives,
     send_in_slices,
     split_batch,
+    WrittenStep,
     split_stages,
 )
 from tfpar.ir import BACKWARD, Roles, StepGraph, Tensor
@@ -151,4 +152,4 @@ def cut(
         send_in_slices(program, asked)
     for each in program.graphs():
         pack_collectives(each, places=program.places)
-    return Staged(program, split_stages(program, schedule))
+    return Staged(program, split_stages([WrittenStep(program)] * schedule.num_actors, schedule))

@@ -25,7 +25,7 @@ from tests.equivalence import (
     traced,
     train,
 )
-from tfpar.compile.local import TASK, split_stages
+from tfpar.compile.local import TASK, WrittenStep, split_stages
 from tfpar.spec import MemoryLimitError
 
 rng = np.random.default_rng(0)
@@ -172,7 +172,8 @@ def test_links_that_are_slow_between_stages_carry_a_part_of_what_both_ranks_hold
     )
     plan = tap.plan_of(parallel.model)
     assert plan.mesh.shape == (1, 2)
-    programs = split_stages(parallel.executable().local, plan.stages.schedule).programs
+    written = [WrittenStep(parallel.executable().local)] * plan.stages.num_actors
+    programs = split_stages(written, plan.stages.schedule).programs
     sends = [[op for op in p.graph.ops if op.type == "Send"] for p in programs.values()]
     sent = [sum(op.inputs[0].num_bytes for op in ops if op.inputs[0].shape) for ops in sends]
     whole = 8 * 8 * 4  # of a batch of 8: there and back

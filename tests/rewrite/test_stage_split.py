@@ -23,12 +23,16 @@ from tests.cut_steps import (
 from tests.partitioned import Traced, devices
 from tfpar.compile.local.local_graph import TASK, LocalProgram, StagePass, build_local_program
 from tfpar.compile.local.scatter_gather import sink_all_gathers, sink_input_slices
-from tfpar.compile.local.stage_split import split_stages
+from tfpar.compile.local.stage_split import WrittenStep, split_stages
 from tfpar.ir import DType, GraphBuilder, Op, Tensor, Variable
 from tfpar.pipeline import RECEIVE_AHEAD, Schedule, generate
 from tfpar.propagation import Anchors, prepare, propagate
 from tfpar.spec import Mesh, Replicate, Shard, TfparError, replicated_spec
 from tfpar.tf.runtime import InProcessProgram
+
+
+def _written(program):
+    return [WrittenStep(program)] * 2
 
 
 def staged(step: Traced, schedule: Schedule, mesh: Mesh = ONE, **asked: Any) -> Staged:
@@ -172,7 +176,7 @@ def test_what_cannot_be_sent_is_named():
             places[op] = StagePass(1)
     program = build_local_program(propagate(step.prepared, ONE, anchors), places)
     with pytest.raises(TfparError, match=r"AsString.*string.*cannot be sent.*tap\.stage"):
-        split_stages(program, generate("1f1b", 2, 1))
+        split_stages(_written(program), generate("1f1b", 2, 1))
 
 
 def test_a_result_that_cannot_be_sent_is_named():
@@ -185,7 +189,7 @@ def test_a_result_that_cannot_be_sent_is_named():
     places = {op: StagePass(1) for op in graph.ops}
     program = build_local_program(propagate(step.prepared, ONE, anchors), places)
     with pytest.raises(TfparError, match=r"RandomUniform.* made by the ranks \[1\].* a result of"):
-        split_stages(program, generate("1f1b", 2, 1))
+        split_stages(_written(program), generate("1f1b", 2, 1))
 
 
 def test_a_variable_that_nothing_touches_stays_in_its_stage():
@@ -196,7 +200,7 @@ def test_a_variable_that_nothing_touches_stays_in_its_stage():
     places = {handle.op: StagePass(1)}
     anchors = Anchors(variables={"table": replicated_spec(1)}, inputs=[], outputs=[])
     program = build_local_program(propagate(prepare(build.graph), ONE, anchors), places)
-    first, second = split_stages(program, generate("1f1b", 2, 1)).programs.values()
+    first, second = split_stages(_written(program), generate("1f1b", 2, 1)).programs.values()
     assert not first.graph.variables and [v.name for v in second.graph.variables] == ["table"]
 
 
@@ -238,7 +242,7 @@ def test_scalars_that_are_no_weights_are_kept_by_all_and_sent_only_what_is_compu
     places = {op: stage.get(op, StagePass(1)) for op in build.graph.ops if op.type != "Placeholder"}
     program = LocalProgram(build.graph, ONE, [(3,)], [(Replicate(),)], [()] * 2, {}, places)
 
-    one, other = (p.graph for p in split_stages(program, generate("1f1b", 2, 1)).programs.values())
+    one, other = (p.graph for p in split_stages(_written(program), generate("1f1b", 2, 1)).programs.values())
     assert [v.name for v in one.variables] == ["counter", "total", "scale"]
     assert [v.name for v in other.variables] == ["counter", "total"]
     assert [op.name for op in one.effects] == [op.name for op in other.effects[:2]]
@@ -266,7 +270,7 @@ def test_parts_are_sent_and_gathered_where_they_are_read():
     places = {half.op: StagePass(0), whole.op: StagePass(0), read.op: StagePass(1)}
     program = LocalProgram(build.graph, TWO, [(8, 3)], [(Shard(0),)], [(Replicate(),)], {}, places)
     sink_all_gathers(program)
-    first, second = split_stages(program, generate("1f1b", 2, 1)).programs.values()
+    first, second = split_stages(_written(program), generate("1f1b", 2, 1)).programs.values()
     assert [op.inputs[0].shape for op in first.graph.ops if op.type == "Send"] == [(4, 3)]
     assert "AllGather" not in {op.type for op in first.graph.ops}
     assert "AllGather" in {op.type for op in second.graph.ops}
@@ -290,7 +294,7 @@ def test_stages_take_their_parts_of_inputs_themselves():
     assert all(
         op in places or op.type in ("Const", "RankConst", "Placeholder") for op in build.graph.ops
     )
-    found = split_stages(program, generate("1f1b", 2, 1)).programs
+    found = split_stages(_written(program), generate("1f1b", 2, 1)).programs
     for own in found.values():
         assert [op.type for op in own.graph.ops].count("Slice") == 1
     sends = [
@@ -310,4 +314,4 @@ def test_a_variable_that_two_stages_would_hold_is_named():
     places = {tensor.op: StagePass(stage) for stage, tensor in enumerate(read)}
     program = LocalProgram(build.graph, ONE, [], [], [(Replicate(),)] * 2, {}, places)
     with pytest.raises(TfparError, match=r"'table' is used by its handle.*\[0\] and \[1\]"):
-        split_stages(program, generate("1f1b", 2, 1))
+        split_stages(_written(program), generate("1f1b", 2, 1))

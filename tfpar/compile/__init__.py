@@ -12,10 +12,11 @@ The passes, in their order; each leaves a graph that can be printed (`tfpar.ir.t
 Planning happens between the first and the second.
 """
 
-from tfpar.compile.lower import CompiledStep, CompileOptions, compile_step
+from tfpar.compile.lower import ActorLayout, CompiledStep, CompileOptions, compile_step
 from tfpar.compile.simplify import offload_step, prepare_step, recompute_step, simplify_step
 
 __all__ = [
+    "ActorLayout",
     "CompileOptions",
     "CompiledStep",
     "compile_step",

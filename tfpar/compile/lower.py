@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from tfpar.compile.effect_order import check_marks, check_programs, races
 from tfpar.compile.local.chunks import build_chunked_program, split_batch
@@ -16,6 +17,7 @@ from tfpar.compile.local.programs import ProgramSet
 from tfpar.compile.local.rank_dependence import find_rank_dependent_axes
 from tfpar.compile.local.stage_split import (
     PipelineLowering,
+    WrittenStep,
     send_in_slices,
     split_stages,
     write_in_stages,
@@ -35,6 +37,19 @@ from tfpar.spec import Mesh, UnevenMesh, replicated_spec
 
 
 @dataclasses.dataclass(frozen=True)
+class ActorLayout:
+    """Layout of the stages of an actor.
+
+    Attributes:
+        mesh: of its ranks.
+        anchors: the specs that are fixed.
+    """
+
+    mesh: Mesh
+    anchors: Anchors
+
+
+@dataclasses.dataclass(frozen=True)
 class CompileOptions:
     """Options of the compiler, set by a plan and a user.
 
@@ -50,6 +65,8 @@ class CompileOptions:
         statistics: where normalisations take those of a batch in microbatches; see
             `pipeline.Pipeline`.
         stages: how the step runs in stages, if there are several.
+        others: the layouts of actors beside `mesh` and `anchors`, which are the first; `stages`
+            says which each actor has.
         compression: the dtype in which gradients travel; None: their own.
         early_collectives: what could run before a collective that is waited for runs behind it
             (ATP §4.2).
@@ -67,6 +84,7 @@ class CompileOptions:
     microbatches: int = 1
     statistics: BatchStatisticsOf = "exact"
     stages: PipelineLowering | None = None
+    others: Sequence[ActorLayout] = ()
     compression: str | None = None
     early_collectives: bool = True
     bucket_bytes: int = DEFAULT_BUCKET_BYTES
@@ -80,8 +98,9 @@ class CompiledStep:
     """Result of compiling a step.
 
     Attributes:
-        partitioned: specs and reshards; of a rank's batch as a whole, where it runs in chunks.
-        local: the program of every rank; of a step in stages all of it.
+        partitioned: specs and reshards; of a rank's batch as a whole, where it runs in chunks, and
+            in the first of several layouts.
+        local: the program of every rank; of a step in stages all of it, in the first layout.
         programs: the program of each actor.
     """
 
@@ -108,21 +127,18 @@ def compile_step(
         CompilerError: the order of two effects was lost.
     """
     prepared = prepared if prepared is not None else prepare_step(step)
-    partitioned = _partitioned(step, options, prepared)
+    first = _written_in_layout(step, options, prepared, observe)
+    partitioned, local = first.partitioned, first.step.program
     allowed = races(partitioned.graph)
-    observe("propagate", lambda: str(partitioned))
-    laid = _in_parts(partitioned, options)
-    write = functools.partial(_written, step, options)
-    meshes = [mesh.within(laid.mesh) for mesh in options.shares]
-    local = build_uneven_program(laid, meshes, write) if meshes else write(laid)
-    observe("rewrite", lambda: str(local))
-    for each in _local_passes(options, local):
-        for graph in local.graphs():
-            each.run(graph)
-        observe(each.name, lambda: str(local))
     programs = ProgramSet.of(local)
     if options.stages is not None:
-        programs = split_stages(local, options.stages.schedule, options.stages.ranks)
+        written = [first.step]
+        for other in options.others:
+            apart = dataclasses.replace(options, mesh=other.mesh, anchors=other.anchors)
+            written.append(_written_in_layout(step, apart, prepared, observe).step)
+        numbers = options.stages.layouts or [0] * options.stages.schedule.num_actors
+        of_actors = [written[number] for number in numbers]
+        programs = split_stages(of_actors, options.stages.schedule, options.stages.ranks)
         observe("split stages", lambda: str(programs))
     check_programs("Writing the programs of ranks", programs, allowed)
     check_marks(programs, partitioned.graph, allowed)
@@ -134,6 +150,31 @@ def compile_step(
         observe("XLA's regions", lambda: str(programs))
         check_programs("Cutting regions for XLA", programs, allowed)
     return CompiledStep(partitioned, local, programs)
+
+
+class _Written(NamedTuple):
+    """A step that is written in one layout."""
+
+    partitioned: PartitionedGraph
+    step: WrittenStep
+
+
+def _written_in_layout(
+    step: StepGraph, options: CompileOptions, prepared: PreparedGraph, observe: Observer
+) -> _Written:
+    """The program of every rank in the layout of the options, and all passes over it."""
+    partitioned = _partitioned(step, options, prepared)
+    observe("propagate", lambda: str(partitioned))
+    laid = _in_parts(partitioned, options)
+    write = functools.partial(_written, step, options)
+    meshes = [mesh.within(laid.mesh) for mesh in options.shares]
+    local = build_uneven_program(laid, meshes, write) if meshes else write(laid)
+    observe("rewrite", lambda: str(local))
+    for each in _local_passes(options, local):
+        for graph in local.graphs():
+            each.run(graph)
+        observe(each.name, lambda: str(local))
+    return _Written(partitioned, WrittenStep(local, laid))
 
 
 def _in_parts(partitioned: PartitionedGraph, options: CompileOptions) -> PartitionedGraph:

@@ -18,7 +18,12 @@ from tfpar.cost.pipeline_cost import PipelineCost, ReductionTime, SendTime, Stag
 from tfpar.cost.pipeline_model import StageNetwork
 from tfpar.cost.simulator import simulate
 from tfpar.cost.stage_breakdown import StageCostBreakdown, stage_prices
-from tfpar.cost.stage_transfers import ScatterGatherCost, StageTransfers
+from tfpar.cost.stage_transfers import (
+    ScatterGatherCost,
+    StageTransfers,
+    pair_ranks,
+    resharded_stage_graph,
+)
 from tfpar.cost.task_partition import TaskPartition
 from tfpar.cost.timeline import SimulatedTimeline
 from tfpar.pipeline.graph import RECEIVE_AHEAD, TaskGraph, task_graph
@@ -62,6 +67,8 @@ class PipelineCostModel:
         recompute: bool = False,
         order: Sequence[int] = (),
         among: Sequence[int] = (),
+        others: Sequence[TaskPartition] = (),
+        layout_of: Sequence[int] = (),
     ) -> PipelineCostModel:
         """Price the stages of a step.
 
@@ -71,31 +78,44 @@ class PipelineCostModel:
             order: the ranks, actor by actor; by default in their order.
             among: ranks of the mesh: of each actor it is these whose pace and memory count, and
                 all of them are taken to send as much; by default all.
+            others: the step in other layouts.
+            layout_of: the number of the layout of each actor: 0 is `step`, `others` follow; by
+                default all have the first.
 
         Raises:
             TfparError: the cluster has fewer ranks.
         """
-        size = step.laid.mesh.size // step.microbatches
+        steps = [step, *others]
+        layout_of = layout_of or [0] * (max(actors) + 1)
+        sizes = [steps[n].laid.mesh.size // step.microbatches for n in layout_of]
         cluster = cluster.part(order) if order else cluster
-        own = groups_of(max(actors) + 1, size)  # as numbered in `cluster`
+        own = groups_of(sizes)  # as numbered in `cluster`
         parts = [cluster.part(group) for group in own]
         if among:
             parts = [part.at_pace_of(among) for part in parts]
         slices = ScatterGatherCost(step.laid.mesh.without_last_axis(), cluster)
-        transfers = StageTransfers(step, actors, slices)
-        prices = stage_prices(transfers, parts, recompute, _beside(cluster, own, parts))
-        graph = transfers.stage_graph()
+        transfers = [StageTransfers(each, actors, None if others else slices) for each in steps]
+        beside = _beside(cluster, own, parts)
+        prices: list[StageCostBreakdown] = []
+        for number, each in enumerate(transfers):
+            # Stages of other layouts are priced, too, on the machines of one that has this.
+            like = layout_of.index(number)
+            on = [a if layout_of[a] == number else like for a in range(len(own))]
+            found = stage_prices(each, [parts[a] for a in on], recompute, [beside[a] for a in on])
+            prices = prices or found
+            for stage, actor in enumerate(actors):
+                if layout_of[actor] == number:
+                    prices[stage] = found[stage]
+        graph = resharded_stage_graph(transfers, [layout_of[a] for a in actors])
         pairs = {(link.source, link.target) for link in graph.links}
         pairs |= {(tie.owner, tie.reader) for tie in graph.ties}
         sent = {
-            (one, other): [
-                (a, b, 1.0) for a, b in zip(own[actors[one]], own[actors[other]], strict=True)
-            ]
+            (one, other): [(a, b, 1.0) for a, b in pair_ranks(own[actors[one]], own[actors[other]])]
             for pair in pairs
             for one, other in (pair, pair[::-1])
         }
         return cls(
-            groups_of(len(own), size, order),
+            groups_of(sizes, order),
             tuple(prices),
             graph,
             is_synchronized(step.crossings),
@@ -143,7 +163,11 @@ def _beside(
     machines = [{cluster.machines[rank] for rank in group} for group in own]
     found = []
     for actor, used in enumerate(machines):
-        near = [a for a, others in enumerate(machines) if a != actor and used & others]
+        near = [
+            a
+            for a, others in enumerate(machines)
+            if a != actor and used & others and len(own[a]) == len(own[actor])
+        ]
         if len(used) == 1 or not near:
             found.append(parts[actor])
         else:

@@ -192,6 +192,60 @@ class StageTransfers:
         return found
 
 
+# --- stages in unlike layouts ---------------------------------------------------------------
+
+
+def pair_ranks(senders: Sequence[int], receivers: Sequence[int]) -> list[tuple[int, int]]:
+    """Pair the ranks of two actors: each of the larger one with that of the other that has its part
+    of the batch."""
+    count = max(len(senders), len(receivers))
+    return [
+        (senders[i * len(senders) // count], receivers[i * len(receivers) // count])
+        for i in range(count)
+    ]
+
+
+def resharded_stage_graph(
+    transfers: Sequence[StageTransfers], layout_of: Sequence[int]
+) -> StageGraph:
+    """Build the graph of what stages read of each other, in bytes of each pair of ranks
+    (`pair_ranks`): those of another layout get what they store in their own.
+
+    Args:
+        transfers: of the step in each layout.
+        layout_of: the number of the layout of each stage.
+    """
+    first = transfers[0]
+    if len({*layout_of}) == 1:
+        return first.stage_graph()
+    sizes = [t.step.laid.mesh.size // t.step.microbatches for t in transfers]
+    stored = [
+        {_end_of(crossing): each.held_bytes(crossing) for crossing in each.step.crossings}
+        for each in transfers
+    ]
+
+    def num_bytes(crossing: Crossing) -> float:
+        source, target = layout_of[crossing.source], layout_of[crossing.target]
+        if not first._is_first(crossing):
+            return 0.0
+        each = stored[target].get(_end_of(crossing), first.held_bytes(crossing))
+        return each * sizes[target] / max(sizes[source], sizes[target])
+
+    step = first.step
+    return stage_graph_of(
+        step.laid.graph,
+        step.roles,
+        step.stage,
+        step.num_stages,
+        runs=step.runs,
+        num_bytes=num_bytes,
+    )
+
+
+def _end_of(crossing: Crossing) -> tuple[str, int, int]:
+    return crossing.tensor.name, crossing.source, crossing.target
+
+
 # --- slices ---------------------------------------------------------------------------------
 # Which tensors go in slices: k ranks of a stage hold the same tensor of n bytes, and so are k ranks
 # of the next one to:

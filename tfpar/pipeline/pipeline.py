@@ -12,8 +12,8 @@ from tfpar.pipeline.generators import FAMILIES, generate, stages_of_each
 from tfpar.pipeline.schedule import Schedule
 from tfpar.pipeline.statistics import BATCH_STATISTICS, BatchStatisticsOf
 from tfpar.pipeline.tasks import LAST
-from tfpar.spec import ArgumentError
-from tfpar.spec.arguments import argument_error, check_choice, flag, integer
+from tfpar.spec import ArgumentError, arguments
+from tfpar.spec.arguments import argument_error, check_choice, flag, integer, shown
 
 AUTO: Literal["auto"] = "auto"
 """In place of a `Pipeline`: the planner decides whether there is one, and which. In place of a
@@ -33,6 +33,7 @@ class Pipeline:
         Pipeline(stages=4, microbatches=8, schedule="zb-v")    # eight stages, two on each
         Pipeline(stages=4, microbatches=8, schedule="auto")    # the fastest by prediction
         Pipeline(schedule=tap.Schedule.load("mine.csv"))
+        Pipeline(ranks=[[0], [1, 2]], microbatches=8)          # two stages, on 1 and on 2 ranks
         Pipeline(microbatches=4)                               # accumulates gradients
         Pipeline("auto", search="anneal")                      # whatever is best, or none
 
@@ -54,6 +55,8 @@ class Pipeline:
             of one device; microbatches wait for each other, and all their activations are stored.
             `"microbatch"`: each microbatch, of all ranks ("ghost batches"). That is another model.
             Running averages move once a step, by the average over microbatches.
+        ranks: those of each actor, which may be any, and as many as each needs; all ranks of the
+            job, each once. By default as many for each, in their order or as is fastest.
         search: how `"auto"` looks for a pipeline. `"enumerate"`: each number of stages, on ranks in
             their order, with the layout that the planner finds best. The others choose stages,
             layout, placement and microbatches together, by what the step's layers cost in each
@@ -73,6 +76,7 @@ class Pipeline:
     virtual_stages: int | None = None
     recompute: bool = False
     batch_statistics: BatchStatisticsOf = "exact"
+    ranks: Sequence[Sequence[int]] | None = None
     search: str = ENUMERATE
     seed: int = 0
 
@@ -84,6 +88,7 @@ class Pipeline:
         if self.is_searched:
             self._check_searched()
             return
+        self._check_ranks()
         for name in ("search", "seed"):
             if getattr(self, name) != _DEFAULTS[name]:
                 raise ArgumentError(
@@ -124,6 +129,37 @@ class Pipeline:
                 f"search={self.search!r} draws nothing at random: leave out seed, or give "
                 f"search='anneal'."
             )
+
+    def _check_ranks(self) -> None:
+        if self.ranks is None:
+            return
+        rows = arguments.instances("ranks", self.ranks, Sequence)
+        groups = tuple(
+            tuple(sorted(integer("ranks", rank, 0) for rank in group)) for group in rows
+        )
+        named = [rank for group in groups for rank in group]
+        if not all(groups) or sorted(named) != list(range(len(named))):
+            raise ArgumentError(
+                f"ranks={shown(self.ranks)} is not the ranks of each stage: each has one at least, "
+                f"and all ranks from 0 on are in one of them."
+            )
+        object.__setattr__(self, "ranks", groups)
+        count = self.schedule.num_actors if isinstance(self.schedule, Schedule) else self.stages
+        if count is None:
+            object.__setattr__(self, "stages", len(groups))
+        elif count != len(groups):
+            raise argument_error("ranks", self.ranks, f"those of {count} stages, one list for each")
+
+    def sizes(self, num_ranks: int) -> tuple[int, ...]:
+        """Return the number of ranks of each actor.
+
+        Args:
+            num_ranks: of the job; equal parts of it, where the pipeline does not say which.
+        """
+        if self.ranks is not None:
+            return tuple(map(len, self.ranks))
+        actors = self.order.num_actors
+        return (num_ranks // actors,) * actors
 
     @property
     def is_searched(self) -> bool:
@@ -196,11 +232,15 @@ _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Pipeline)
 # --- ranks ----------------------------------------------------------------------------------
 
 
-def groups_of(num_actors: int, size: int, ranks: Sequence[int] = ()) -> tuple[tuple[int, ...], ...]:
-    """Return the ranks of each actor, `size` of them.
+def groups_of(sizes: Sequence[int], ranks: Sequence[int] = ()) -> tuple[tuple[int, ...], ...]:
+    """Return the ranks of each actor.
 
     Args:
+        sizes: the number of ranks of each.
         ranks: of the job, actor by actor; by default in their order.
     """
-    ranks = ranks or range(num_actors * size)
-    return tuple(tuple(ranks[a * size : (a + 1) * size]) for a in range(num_actors))
+    ends = [*itertools.accumulate(sizes)]
+    ranks = ranks or range(sum(sizes))
+    return tuple(
+        tuple(ranks[end - size : end]) for size, end in zip(sizes, ends, strict=True)
+    )

@@ -22,7 +22,7 @@ class PlanRequest:
     """Mesh, machines, constraints and options of a search for the plan of one step.
 
     Attributes:
-        mesh: the physical shape of the ranks; of a pipeline, of those of one stage.
+        mesh: the physical shape of the ranks; of a pipeline, of those of one actor.
         cluster: the machines of all ranks.
         base: a plan that fixed the logical mesh for other models of the same session.
         compression: the dtype in which gradients travel; None: their own.
@@ -35,6 +35,7 @@ class PlanRequest:
         progress: reports the progress of the search.
         meshes: the logical meshes to choose from; by default all that the ranks can form.
         jit_compile: XLA compiles the step; see `planning.problem.Problem`.
+        actor: of the pipeline, whose ranks are planned for, where actors have unequal numbers.
     """
 
     mesh: Mesh
@@ -51,6 +52,14 @@ class PlanRequest:
     progress: Reporter = QUIET
     meshes: tuple[LogicalMesh, ...] = ()
     jit_compile: bool = False
+    actor: int = 0
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of ranks of each actor."""
+        if self.pipeline is None:
+            return (self.mesh.size,)
+        return self.pipeline.sizes(self.num_actors * self.mesh.size)
 
     @property
     def num_actors(self) -> int:
@@ -77,6 +86,14 @@ class PlanRequest:
         mesh = self.mesh.divided(actors)
         return dataclasses.replace(self, mesh=mesh, pipeline=pipeline, meshes=meshes or self.meshes)
 
+    def of_actor(self, actor: int) -> PlanRequest:
+        """Return the same request for the ranks of an actor, which are more or fewer than those of
+        the first."""
+        base, mesh = self.base, self.mesh.sized(self.sizes[actor])
+        if base is not None:
+            base = base.in_layout(base.layout_of(actor))
+        return dataclasses.replace(self, mesh=mesh, actor=actor, base=base)
+
     def machine_types(self, ranks: Sequence[int] = ()) -> Mapping[Cluster, int]:
         """Return the machines on which plans are searched, and how many actors have such: those of
         all ranks, or of a pipeline's actors; of equal ones, the first.
@@ -90,6 +107,6 @@ class PlanRequest:
         if self.num_actors == 1:
             self.cluster.check(self.mesh)
             return {self.cluster: 1}
-        self.cluster.check(Mesh.of(self.num_actors * self.mesh.size))
+        self.cluster.check(Mesh.of(sum(self.sizes)))
         machines = self.cluster.part(ranks) if ranks else self.cluster
-        return list_machine_types(machines, self.mesh.size, self.num_actors)
+        return list_machine_types(machines, self.sizes, self.mesh.size)

@@ -112,7 +112,8 @@ class StepSearch:
         Raises:
             As of a call.
         """
-        key = request.pipeline, request.meshes, likeness(problem.cluster), problem.memory_limit
+        asked = request.pipeline, request.meshes, request.mesh
+        key = *asked, likeness(problem.cluster), problem.memory_limit
         if key in known:
             return known[key]
 
@@ -131,13 +132,24 @@ class StepSearch:
         self,
         layout: Plan,
         request: PlanRequest,
+        known: Layouts,
         ranks: Order = (),
         before: Plan | None = None,
         deadline: Deadline | None = None,
     ) -> Plan:
         """Assign `layout` to the stages of the request's pipeline, not priced yet; see
-        `stage_planner.assign_stages`."""
+        `stage_planner.assign_stages`.
+
+        Args:
+            known: layouts that were found before, to which those are added of actors that have more
+                or fewer ranks than the first.
+        """
         assert request.pipeline is not None, "a request for stages"
+
+        def other_layout(actor: int) -> Plan:
+            asked = request.of_actor(actor)
+            return self.find_layout(self.problem(asked), asked, known)
+
         return assign_stages(
             layout,
             self.step,
@@ -151,6 +163,7 @@ class StepSearch:
             deadline=deadline or request.budget.start(),
             memo=None if self.part else self._problems.graph_memo,
             jit_compile=request.jit_compile,
+            other_layout=other_layout,
         )
 
     def reprice(self, plan: Plan, request: PlanRequest, everyone: Mesh) -> Plan:
@@ -164,7 +177,7 @@ class StepSearch:
         asked = dataclasses.replace(
             request,
             base=None,
-            mesh=everyone.divided(1 if stages is None else stages.num_actors),
+            mesh=everyone if stages is None else everyone.sized(plan.mesh.size),
             pipeline=plan.pipeline,
             ranks=None if stages is None else stages.ranks,
         )
@@ -258,6 +271,7 @@ class StepEvaluator:
         request = self._asked(pipeline)
         by_hand = any(isinstance(c, PutInStage) for c in request.constraints)
         is_open = _has_stages(pipeline) and request.ranks is None and not by_hand
+        is_open = is_open and len({*request.sizes}) == 1
         if pipeline is None or not is_open or self._search.part:
             return []
         slots = ActorSlots(request.cluster, request.mesh.size, request.num_actors)
@@ -296,7 +310,8 @@ class StepEvaluator:
         layout = dataclasses.replace(base.plan, shares={}, stages=None)
         try:
             request = self._asked(pipeline)
-            cut = self._search.assign_stages(layout, request, base.plan.stages.ranks)
+            ranks = base.plan.stages.ranks
+            cut = self._search.assign_stages(layout, request, self._layouts, ranks)
             return price_best_schedule(cut, base.problem, self._request.cluster)
         except (PlanError, ScheduleError):
             return None
@@ -392,7 +407,9 @@ class _StagedStep:
     def assign(
         self, layout: Plan, before: Plan | None = None, deadline: Deadline | None = None
     ) -> Plan:
-        return self.search.assign_stages(layout, self.request, self.ranks, before, deadline)
+        return self.search.assign_stages(
+            layout, self.request, self.layouts, self.ranks, before, deadline
+        )
 
     def price(self, plan: Plan) -> Plan | None:
         assert self.request.pipeline is not None, "a request for stages"

@@ -135,10 +135,11 @@ def _check_stages(plan: Plan, stages: PipelinePlan) -> None:
         raise PlanError(
             f"The plan has {plan.microbatches} microbatches, but its schedule {scheduled}."
         )
-    if stages.ranks and len(stages.ranks) != plan.num_ranks:
-        raise PlanError(
-            f"The plan places its stages on {len(stages.ranks)} ranks, but is for {plan.num_ranks}."
-        )
+    stages.check_ranks(plan.mesh.size)
+    if stages.layouts and plan.shares:
+        raise PlanError("A plan has stages of unlike layouts or shares of the batch, not both.")
+    for layout in stages.layouts:
+        check_plan(plan.in_layout(layout))
     if plan.chunks > 1:
         raise PlanError("A plan has chunks or stages, not both.")
     _check_names(plan, stages.owners, "puts variables into stages")

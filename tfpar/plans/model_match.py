@@ -14,6 +14,7 @@ from tfpar.ir.planning_graph import planning_graph
 from tfpar.ir.roles import Roles, trains
 from tfpar.pipeline.step_stages import assignable
 from tfpar.plans.difference import abbreviate_list
+from tfpar.plans.stages import renamed_keys
 from tfpar.spec import Mesh, OtherModelError, PlanError
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def _renamed(plan: Plan, now: Mapping[str, str]) -> Plan:
     """The plan with new names for variables, given by their old ones."""
     if all(name == before for before, name in now.items()):
         return plan
-    variables = {now.get(n, n): v for n, v in plan.variables.items()}
+    variables = renamed_keys(plan.variables, now)
     stages = None if plan.stages is None else plan.stages.renamed(now)
     offloaded = plan.offloaded.renamed(now)
     return dataclasses.replace(plan, variables=variables, stages=stages, offloaded=offloaded)

@@ -25,7 +25,7 @@ from tfpar.plans.difference import difference
 from tfpar.plans.findings import Findings
 from tfpar.plans.model_match import match_to_graph
 from tfpar.plans.offload import OffloadPlan
-from tfpar.plans.stages import PipelinePlan
+from tfpar.plans.stages import PipelinePlan, StageLayout
 from tfpar.plans.text import fields_of, text_of
 from tfpar.plans.variables import PlannedVariable
 from tfpar.propagation.partitioned_graph import Anchors, OpPlan, PartitionedGraph
@@ -153,13 +153,16 @@ class Plan:
 
     @property
     def num_ranks(self) -> int:
-        """Number of ranks, which is that of the mesh times the actors of a pipeline."""
-        return self.mesh.size * (1 if self.stages is None else self.stages.num_actors)
+        """Number of ranks: of the mesh, or of all actors of a pipeline."""
+        return self.mesh.size if self.stages is None else sum(self.stages.sizes(self.mesh.size))
 
     @property
     def whole_mesh(self) -> Mesh:
-        """Mesh of all ranks, on which those of each actor follow those of the one before."""
+        """Mesh of all ranks, on which those of each actor follow those of the one before. Where
+        their numbers differ, all are along its first axis."""
         first, *rest = self.mesh.shape
+        if self.num_ranks % self.mesh.size or (self.stages is not None and self.stages.layouts):
+            return Mesh(self.mesh.axis_names, (self.num_ranks, *(1 for _ in rest)))
         return Mesh(self.mesh.axis_names, (first * self.num_ranks // self.mesh.size, *rest))
 
     def fits(self, memory_bytes: float) -> bool:
@@ -176,8 +179,26 @@ class Plan:
         """Return the coordinates of a rank on the mesh, in a pipeline on that of its stage."""
         if self.stages is not None:
             groups = self.stages.groups(self.mesh.size)
-            rank = next(group.index(rank) for group in groups if rank in group)
+            actor = next(a for a, group in enumerate(groups) if rank in group)
+            return self.layout_of(actor).mesh.coordinates(groups[actor].index(rank))
         return self.mesh.coordinates(rank)
+
+    @property
+    def layout(self) -> StageLayout:
+        """The layout of the plan, which all stages have where `stages` says of no other."""
+        return StageLayout(self.mesh, self.batch_axes, self.variables, self.tensors, self.ops)
+
+    def layout_of(self, actor: int) -> StageLayout:
+        """Return the layout of the ranks of an actor of its pipeline."""
+        stages = self.stages
+        if stages is None or not stages.layout_of or not stages.layout_of[actor]:
+            return self.layout
+        return stages.layouts[stages.layout_of[actor] - 1]
+
+    def in_layout(self, layout: StageLayout) -> Plan:
+        """Return the plan of the whole step in one of its layouts, without stages."""
+        fields = {f.name: getattr(layout, f.name) for f in dataclasses.fields(layout)}
+        return dataclasses.replace(self, stages=None, **fields)
 
     @property
     def pipeline(self) -> Pipeline | None:
@@ -188,6 +209,7 @@ class Plan:
                 schedule=stages.schedule,
                 recompute=stages.recompute,
                 batch_statistics=self.batch_statistics,
+                ranks=stages.groups(self.mesh.size) if stages.layouts else None,
             )
         if self.microbatches == 1:
             return None

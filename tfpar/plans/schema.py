@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol
 
 import msgspec
@@ -21,7 +21,7 @@ from tfpar.pipeline import Schedule
 from tfpar.pipeline.statistics import BatchStatisticsOf
 from tfpar.plans.findings import Candidate, Findings
 from tfpar.plans.offload import OffloadPlan
-from tfpar.plans.stages import PipelinePlan
+from tfpar.plans.stages import PipelinePlan, StageLayout
 from tfpar.plans.variables import PlannedVariable, SpecOption
 from tfpar.propagation.partitioned_graph import OpPlan
 from tfpar.spec import Mesh, Spec, TfparError, format_spec, parse_spec
@@ -133,6 +133,40 @@ class OpEntry(_Part, frozen=True, omit_defaults=True, rename={"reads": "in", "ma
         return OpPlan(*(tuple(t.spec for t in texts) for texts in (self.reads, self.makes, kept)))
 
 
+class StageLayoutEntry(_Part, frozen=True):
+    """A `StageLayout`."""
+
+    mesh: tuple[tuple[str, Whole], ...]
+    batch_axes: tuple[str, ...]
+    variables: dict[str, VariableEntry]
+    tensors: dict[str, SpecText]
+    ops: dict[str, OpEntry] = {}
+
+    @classmethod
+    def of(cls, layout: StageLayout) -> StageLayoutEntry:
+        return cls(
+            tuple(zip(layout.mesh.axis_names, layout.mesh.shape, strict=True)),
+            layout.batch_axes,
+            {name: VariableEntry.of(v) for name, v in sorted(layout.variables.items())},
+            {name: _write_spec(spec) for name, spec in sorted(layout.tensors.items())},
+            {name: OpEntry.of(op) for name, op in sorted(layout.ops.items())},
+        )
+
+    def read(self) -> StageLayout:
+        return StageLayout(
+            _read_mesh(self.mesh),
+            self.batch_axes,
+            {name: entry.read() for name, entry in self.variables.items()},
+            {name: text.spec for name, text in self.tensors.items()},
+            {name: entry.read() for name, entry in self.ops.items()},
+        )
+
+
+def _read_mesh(axes: Sequence[tuple[str, int]]) -> Mesh:
+    names, sizes = zip(*axes, strict=True) if axes else ((), ())
+    return Mesh(names, sizes)
+
+
 class StagesEntry(_Part, frozen=True):
     """`PipelinePlan`; scopes stay in the order of the graph."""
 
@@ -142,6 +176,8 @@ class StagesEntry(_Part, frozen=True):
     owners: dict[str, Whole]
     cost: PipelineCost | None = None
     ranks: tuple[Count, ...] = ()
+    layouts: tuple[StageLayoutEntry, ...] | UnsetType = UNSET
+    layout_of: tuple[Count, ...] | UnsetType = UNSET
 
     @classmethod
     def of(cls, stages: PipelinePlan) -> StagesEntry:
@@ -152,12 +188,22 @@ class StagesEntry(_Part, frozen=True):
             dict(sorted(stages.owners.items())),
             stages.cost,
             stages.ranks,
+            tuple(map(StageLayoutEntry.of, stages.layouts)) or UNSET,
+            stages.layout_of or UNSET,
         )
 
     def read(self) -> PipelinePlan:
         schedule = Schedule.parse("\n".join(self.schedule))
+        layouts = () if self.layouts is UNSET else tuple(entry.read() for entry in self.layouts)
         return PipelinePlan(
-            schedule, self.scopes, self.recompute, self.owners, self.cost, self.ranks
+            schedule,
+            self.scopes,
+            self.recompute,
+            self.owners,
+            self.cost,
+            self.ranks,
+            layouts,
+            () if self.layout_of is UNSET else self.layout_of,
         )
 
 
@@ -303,9 +349,8 @@ class PlanFile(_Part, frozen=True, kw_only=True, rename={"tfpar_version": "tfpar
         lists = ("attempts", "rivals", "trials", "layouts", "baselines")
         for name in ("format", "version", "cluster_fingerprint", *lists):
             del fields[name]
-        names, sizes = zip(*self.mesh, strict=True) if self.mesh else ((), ())
         changed = {
-            "mesh": Mesh(names, sizes),
+            "mesh": _read_mesh(self.mesh),
             "cluster": self.cluster and cluster_of(self.cluster, "the plan's cluster"),
             "stages": self.stages and self.stages.read(),
             "findings": Findings(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from tfpar.cluster.description import Cluster
 from tfpar.cost.pipeline_cost import PipelineCost
@@ -21,8 +22,36 @@ from tfpar.pipeline.pipeline import groups_of
 from tfpar.pipeline.stage_partition import partition_step
 from tfpar.pipeline.step_stages import assignable
 from tfpar.plans.scopes import renamed_scopes, stages_by_scope, table_of
-from tfpar.spec import OtherModelError, PlanError
+from tfpar.plans.variables import PlannedVariable
+from tfpar.propagation.partitioned_graph import OpPlan
+from tfpar.spec import Mesh, OtherModelError, PlanError, Spec
 from tfpar.spec.arguments import flag, integer, text
+
+
+@dataclasses.dataclass(frozen=True)
+class StageLayout:
+    """Layout of the step on the ranks of some actors.
+
+    Attributes:
+        mesh, batch_axes, variables, tensors, ops: as of a `Plan`; variables of other stages have
+            specs that nothing uses.
+    """
+
+    mesh: Mesh
+    batch_axes: tuple[str, ...]
+    variables: Mapping[str, PlannedVariable]
+    tensors: Mapping[str, Spec]
+    ops: Mapping[str, OpPlan] = dataclasses.field(default_factory=dict)
+
+
+_Value = TypeVar("_Value")
+
+
+def renamed_keys(
+    table: Mapping[str, _Value], now: Mapping[str, str]
+) -> dict[str, _Value]:
+    """Return a table by the new names of what it is by, which are given by the old ones."""
+    return {now.get(name, name): value for name, value in table.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +69,9 @@ class PipelinePlan:
         cost: what each stage takes, where that was priced; what a step does is `Plan.cost`.
         ranks: of the job, actor by actor: those of the first ascend, then come those of the second;
             empty: all in their order.
+        layouts: of actors beside that of the plan, where they have others.
+        layout_of: the number of the layout of each actor: 0 is that of the plan, those in `layouts`
+            follow. Empty: all have that of the plan.
 
     Raises:
         PlanError: a stage that the schedule does not have, or one of several without ops; ranks
@@ -53,8 +85,11 @@ class PipelinePlan:
     owners: Mapping[str, int] = dataclasses.field(default_factory=dict)
     cost: PipelineCost | None = None
     ranks: tuple[int, ...] = ()
+    layouts: tuple[StageLayout, ...] = ()
+    layout_of: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        self._check_layouts()
         flag("recompute", self.recompute)
         for what, table in (("scope", self.scopes), ("variable", self.owners)):
             for name, stage in table.items():
@@ -64,8 +99,6 @@ class PipelinePlan:
                         f"The plan puts {what} {name!r} into stage {stage}; its schedule has "
                         f"{self.num_stages} stages, numbered from 0."
                     )
-        if self.ranks:
-            self._check_ranks()
         if self.cost is not None and len(self.cost.stages) != self.num_stages:
             raise PlanError(
                 f"The plan has prices of {len(self.cost.stages)} stages, but {self.num_stages} "
@@ -78,12 +111,29 @@ class PipelinePlan:
                 f"stages."
             )
 
-    def _check_ranks(self) -> None:
-        size, rest = divmod(len(self.ranks), self.num_actors)
-        if rest or sorted(self.ranks) != list(range(len(self.ranks))):
+    def _check_layouts(self) -> None:
+        numbers = {*self.layout_of} - {0}
+        if len(self.layout_of) not in (0, self.num_actors) or numbers != {
+            *range(1, len(self.layouts) + 1)
+        }:
+            raise PlanError(
+                f"The plan gives its {self.num_actors} sets of ranks the layouts "
+                f"{list(self.layout_of)}, and has {len(self.layouts)} beside its own."
+            )
+
+    def check_ranks(self, size: int) -> None:
+        """Check that stages have ranks of a job, each once, where the plan's own mesh has so many.
+
+        Raises:
+            PlanError: they have not.
+        """
+        sizes = self.sizes(size)
+        if self.ranks and (
+            sorted(self.ranks) != list(range(len(self.ranks))) or sum(sizes) != len(self.ranks)
+        ):
             raise PlanError(
                 f"The plan places stages on the ranks {list(self.ranks)}: they are not those of a "
-                f"job, each once, for {self.num_actors} sets."
+                f"job, each once, for sets of {' + '.join(map(str, sizes))}."
             )
         for group in self.groups(size):
             if list(group) != sorted(group):
@@ -121,9 +171,14 @@ class PipelinePlan:
         """Return the machines of a job in the order in which actors have them."""
         return cluster.part(self.ranks) if self.ranks else cluster
 
+    def sizes(self, size: int) -> tuple[int, ...]:
+        """Return the number of ranks of each actor, where the mesh of the plan has `size`."""
+        sizes = size, *(layout.mesh.size for layout in self.layouts)
+        return tuple(sizes[number] for number in self.layout_of) or (size,) * self.num_actors
+
     def groups(self, size: int) -> tuple[tuple[int, ...], ...]:
-        """Return the ranks of each actor, of so many each."""
-        return groups_of(self.num_actors, size, self.ranks)
+        """Return the ranks of each actor, where the mesh of the plan has `size`."""
+        return groups_of(self.sizes(size), self.ranks)
 
     def forward_stages(self, ops: Iterable[Op]) -> dict[Op, int]:
         """Return the stages of `ops`, as far as anything is known of them.
@@ -153,8 +208,11 @@ class PipelinePlan:
 
     def renamed(self, now: Mapping[str, str]) -> PipelinePlan:
         """Return the same with new names for variables, given by their old ones."""
-        owners = {now.get(name, name): stage for name, stage in self.owners.items()}
-        return dataclasses.replace(self, owners=owners)
+        layouts = tuple(
+            dataclasses.replace(layout, variables=renamed_keys(layout.variables, now))
+            for layout in self.layouts
+        )
+        return dataclasses.replace(self, owners=renamed_keys(self.owners, now), layouts=layouts)
 
     def fitted(self, ops: Sequence[Op]) -> PipelinePlan:
         """Return the same with the names that models have in a step.

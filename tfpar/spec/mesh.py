@@ -168,10 +168,16 @@ class Mesh:
                 f"The mesh {self} cannot be divided into {parts} parts of as many ranks. Numbers "
                 f"of parts that it has: {', '.join(map(str, divisors(self.size)))}."
             )
-        left, shape = self.size // parts, []
+        return self.sized(self.size // parts)
+
+    def sized(self, num_ranks: int) -> Mesh:
+        """Make the mesh of so many ranks with these axes, whose last ones keep as much of their
+        size as goes into it: `[2, 8]` of 4 ranks is `[1, 4]`, of 3 ranks `[3, 1]`."""
+        left, shape = integer("num_ranks", num_ranks, 1), []
         for size in reversed(self.shape):
             shape.append(math.gcd(left, size))
             left //= shape[-1]
+        shape[-1] *= left
         return Mesh(self.axis_names, tuple(reversed(shape)))
 
     def __str__(self) -> str:

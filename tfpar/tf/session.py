@@ -21,7 +21,7 @@ from tfpar.planning.solve import Interrupted
 from tfpar.plans import Plan
 from tfpar.scopes import active
 from tfpar.settings import Settings
-from tfpar.spec import Mesh
+from tfpar.spec import Mesh, SpecError
 from tfpar.tf.distributed.consistency import agree_on_options, agree_on_pipeline, share_seeds
 from tfpar.tf.distributed.world import this_world
 from tfpar.tf.interop.keras_internals import print_msg
@@ -83,8 +83,7 @@ class Session:
 
     def _run_in(self, pipeline: Pipeline | None) -> None:
         self.pipeline, plan = pipeline, self.options.plan
-        actors = 1 if pipeline is None else pipeline.order.num_actors
-        self.stage_mesh = self.mesh.divided(actors) if plan is None else plan.mesh
+        self.stage_mesh = stage_mesh(self.mesh, pipeline) if plan is None else plan.mesh
 
     def decide_pipeline(self, plan: Plan) -> None:
         """Take the pipeline of `plan`, which was searched for a training step."""
@@ -212,3 +211,22 @@ class Session:
                 yield self
         finally:
             active.reset(token)
+
+
+def stage_mesh(mesh: Mesh, pipeline: Pipeline | None) -> Mesh:
+    """Return the mesh of the first actor of a pipeline, or of all ranks without one.
+
+    Raises:
+        SpecError: the mesh cannot be divided among the actors.
+    """
+    if pipeline is None:
+        return mesh
+    if pipeline.ranks is None:
+        return mesh.divided(pipeline.order.num_actors)
+    sizes = pipeline.sizes(mesh.size)
+    if sum(sizes) != mesh.size:
+        raise SpecError(
+            f"The pipeline's stages have {' + '.join(map(str, sizes))} ranks, but the mesh {mesh} "
+            f"has {mesh.size}."
+        )
+    return mesh.sized(sizes[0])

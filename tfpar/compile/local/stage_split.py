@@ -6,7 +6,9 @@ other.
 
 The whole step is written first, for one actor as if it ran all stages; every op has its place.
 Here each actor gets the ops of its stages. A tensor is sent once to each actor that reads it, rank
-to rank. What costs nothing is made where it is read: constants, and the parts of what is fed. So is
+to rank. Where actors have layouts of their own, the step is written once for each layout, an actor
+gets the ops that are written in its own, and tensors are resharded as they are sent
+(`compile.local.arrivals`, `compile.local.cross_mesh`). What costs nothing is made where it is read: constants, and the parts of what is fed. So is
 what cannot be sent: strings, and what has no known shape. Of a scalar that is no weight, such as a
 step counter, every actor has a copy (`compile.local.replicated_scalars`).
 
@@ -17,9 +19,12 @@ reads it (`pipeline.graph`).
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
+from tfpar.compile.local.arrivals import ARRIVAL, Arrival, find_arrivals
+from tfpar.compile.local.cross_mesh import End, transfer
 from tfpar.compile.local.local_graph import TASK, LocalProgram, StagePass, build_local_program
 from tfpar.compile.local.programs import Group, ProgramSet
 from tfpar.compile.local.reshard import COLLECTIVE_TYPES, ONCE
@@ -39,7 +44,8 @@ from tfpar.pipeline.graph import RECEIVE_AHEAD
 from tfpar.pipeline.pipeline import groups_of
 from tfpar.pipeline.step_stages import can_be_sent
 from tfpar.propagation.partitioned_graph import PartitionedGraph
-from tfpar.spec import TfparError
+from tfpar.spec import CompilerError, SpecError, TfparError, replicated_spec
+from tfpar.spec.pieces import ShardedTensor
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,6 +58,8 @@ class PipelineLowering:
         recompute: the backward pass of a stage runs its forward pass again.
         slicing: what is sent in slices; None: nothing.
         ranks: of the job, actor by actor; by default in their order.
+        layouts: the number of the layout of each actor, of those that the step is written in; by
+            default all have one.
     """
 
     places: Mapping[Op, StagePass]
@@ -59,29 +67,66 @@ class PipelineLowering:
     recompute: bool = False
     slicing: Slicing | None = None
     ranks: Sequence[int] = ()
+    layouts: Sequence[int] = ()
+
+    @property
+    def has_one_layout(self) -> bool:
+        """Whether all actors have one layout."""
+        return len({*self.layouts}) < 2
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class WrittenStep:
+    """A step written in the layout of one actor, as if that ran all stages.
+
+    Attributes:
+        program: its ops have places.
+        laid: that it was written from; the axes behind those of the program's mesh are within
+            ranks. None: it need not be known, as all actors have one layout.
+    """
+
+    program: LocalProgram
+    laid: PartitionedGraph | None = None
+
+    @functools.cached_property
+    def _marked(self) -> dict[str, Op]:
+        ops = () if self.laid is None else self.laid.graph.ops
+        return {op.attrs[ARRIVAL]: op for op in ops if ARRIVAL in op.attrs}
+
+    def layout_of(self, arrival: Arrival, tensor: Tensor) -> ShardedTensor:
+        """Return the layout of what arrives."""
+        marked = self._marked.get(arrival.name)
+        if marked is None or self.laid is None:  # all have it whole
+            assert tensor.shape is not None, "it can be sent"
+            own = self.program.mesh
+            return ShardedTensor(tensor.shape, own, replicated_spec(own.num_axes))
+        mesh, (spec,) = self.laid.mesh, self.laid.decisions[marked].strategy.in_specs
+        shape = tuple(marked.inputs[0].shape or ())
+        if mesh.num_axes == self.program.mesh.num_axes:
+            return ShardedTensor(shape, mesh, spec)
+        return ShardedTensor(shape, mesh, spec, (arrival.micro or 0,))
 
 
 def split_stages(
-    program: LocalProgram, schedule: Schedule, ranks: Sequence[int] = ()
+    written: Sequence[WrittenStep], schedule: Schedule, ranks: Sequence[int] = ()
 ) -> ProgramSet:
-    """Return the program of each actor, which has as many ranks of the job as the mesh.
+    """Return the program of each actor, which has as many ranks of the job as its mesh.
 
     All of them get the same inputs, and give what the step gives.
 
     Args:
-        program: of the whole step; its ops have places.
+        written: the whole step in the layout of each actor; one object for actors of one layout.
         ranks: of the job, actor by actor; by default in their order.
 
     Raises:
         TfparError: what one actor makes and another reads cannot be sent, or a variable would lie
             with two; names it.
     """
-    groups = groups_of(schedule.num_actors, program.mesh.size, ranks)
-    writers = [_Actor(program, group) for group in groups]
-    split = _Split(program, schedule, writers)
-    split.write()
+    groups = groups_of([step.program.mesh.size for step in written], ranks)
+    actors = [_Actor(step, group) for step, group in zip(written, groups, strict=True)]
+    _Split(schedule, actors).write()
     return ProgramSet(
-        {writer.group: writer.finish(split.kept) for writer in writers},
+        {actor.group: actor.finish() for actor in actors},
         {group: schedule.stages_of(actor) for actor, group in enumerate(groups)},
     )
 
@@ -90,27 +135,39 @@ def write_in_stages(partitioned: PartitionedGraph, step: PipelineLowering) -> Lo
     """Return the program of a whole step whose ops have places, as if one actor ran all of it."""
     program = build_local_program(partitioned, step.places)
     sink_input_slices(program)
-    sink_all_gathers(program)
+    if step.has_one_layout:  # else what is sent is what arrives, in whatever layout
+        sink_all_gathers(program)
     return program
 
 
 def send_in_slices(program: LocalProgram, step: PipelineLowering) -> None:
     """Slice what the step says is sent in slices, in place; see `compile.local.scatter_gather`."""
-    if step.slicing is not None:
+    if step.slicing is not None and step.has_one_layout:
         scatter_gather_transfers(program, step.schedule.actors, step.slicing)
 
 
 class _Actor:
-    """Program of one actor, as it is written."""
+    """Program of one actor, as it is written.
 
-    def __init__(self, program: LocalProgram, group: Group) -> None:
-        self.program = program
+    Attributes:
+        kept: the handles of the scalars that all actors have, each with the ops that touch it.
+    """
+
+    def __init__(self, written: WrittenStep, group: Group) -> None:
+        self.written = written
+        self.program = program = written.program
         self.group = group
+        self.kept = find_replicated_scalars(program)
+        self.everywhere = {op for touching in self.kept.values() for op in touching}
         self.build = GraphBuilder(Graph(functions=program.graph.functions))
         self.tensors: dict[Tensor, Tensor] = {}
         self.shapes: dict[Tensor, Sequence[Shape]] = {}
         self.ops: dict[Op, Op] = {}
         self.calls: list[Op] = []
+
+    def end(self, layout: ShardedTensor) -> End:
+        """Return this actor as an end of a transfer of a tensor that it has in such a layout."""
+        return End(self.build, self.group, layout, self.shapes)
 
     def copy(self, op: Op, control: Sequence[Op] = ()) -> None:
         """Add an op whose inputs are there.
@@ -143,12 +200,8 @@ class _Actor:
         """Return the calls that must have ended before the next op's tensors are received."""
         return self.calls[-1 - RECEIVE_AHEAD : -RECEIVE_AHEAD]
 
-    def finish(self, kept: Iterable[Tensor]) -> LocalProgram:
-        """The program.
-
-        Args:
-            kept: handles of variables of the whole step that all actors have.
-        """
+    def finish(self) -> LocalProgram:
+        """The program."""
         whole, graph = self.program, self.build.graph
         graph.inputs = [self.tensors[t] for t in whole.graph.inputs]
         graph.outputs = [self.tensors[t] for t in whole.graph.outputs]
@@ -160,7 +213,7 @@ class _Actor:
         graph.effects = [self.ops[e] for e in whole.graph.effects if e in self.ops] + [
             op for op in graph.effects if op.type == "Send"
         ]
-        handles = {self.tensors[handle] for handle in kept}
+        handles = {self.tensors[handle] for handle in self.kept}
         graph.ops = remove_dead_reads(graph.ops, handles, graph.outputs)
         # What is in the bodies of tasks, all actors have alike.
         shapes = {**whole.shapes, **self.shapes}
@@ -170,69 +223,103 @@ class _Actor:
 class _Split:
     """Shares out the ops of a step among actors."""
 
-    def __init__(self, program: LocalProgram, schedule: Schedule, actors: list[_Actor]) -> None:
-        self.program = program
+    def __init__(self, schedule: Schedule, actors: list[_Actor]) -> None:
         self.actors = actors
         self._actor_of = schedule.actors
-        self.kept = find_replicated_scalars(program)
-        self._accesses = Accesses(program.graph.functions)
+        self._written = [_Written(step) for step in dict.fromkeys(a.written for a in actors)]
+        self._of = {each.step: each for each in self._written}
         self._signals: dict[tuple[Op, _Actor], Op] = {}
 
     def write(self) -> None:
-        graph = self.program.graph
         for actor in self.actors:
-            for tensor in (*graph.inputs, *self.kept):
+            for tensor in (*actor.program.graph.inputs, *actor.kept):
                 actor.copy(tensor.op)
-        everywhere = {op for touching in self.kept.values() for op in touching}
-        for op in graph.ops:
-            place = self.program.places.get(op)
+        for written in self._written:
+            self._write_until(written, None)
+        self._write_variables()
+        for actor in self.actors:
+            for tensor in actor.program.graph.outputs:
+                self._bring(tensor, actor, result=tensor)
+
+    def _write_until(self, written: _Written, last: Op | None) -> None:
+        """Share out the ops of a written step among its actors, as far as `last`, or all.
+
+        Of several written steps each goes as far as others need what it makes: they have the same
+        order, so that none waits for itself.
+        """
+        places = written.step.program.places
+        for op in written.ops:
+            place = places.get(op)
             if place is not None:
                 own = self.actors[self._actor_of[place.stage]]
-                for actor in self.actors if op in everywhere else [own]:
-                    if op in actor.ops:
+                for actor in self.actors:
+                    if actor.written is not written.step or op in actor.ops:
                         continue
-                    for tensor in op.inputs:
-                        self._bring(tensor, actor)
-                    actor.copy(op, [self._signal(c, actor) for c in self._awaited(op, actor)])
-        for variable in graph.variables:
-            if variable.handle in self.kept:
+                    if actor is own or op in actor.everywhere:
+                        for tensor in op.inputs:
+                            self._bring(tensor, actor)
+                        actor.copy(op, [self._signal(c, actor) for c in self._awaited(op, actor)])
+            if op is last:
+                return
+
+    def _write_variables(self) -> None:
+        """Check that each variable lies with one actor, and have the first take what none has."""
+        holding: dict[str, list[_Actor]] = {}
+        for actor in self.actors:
+            for variable in actor.program.graph.variables:
+                holders = holding.setdefault(variable.name, [])
+                if variable.handle in actor.tensors:
+                    holders.append(actor)
+        first = self.actors[0]
+        for variable in first.program.graph.variables:
+            holders = holding[variable.name]
+            if variable.handle in first.kept:
                 continue
-            holding = [actor for actor in self.actors if variable.handle in actor.tensors]
-            if len(holding) > 1:
-                listed = " and ".join(str(list(actor.group)) for actor in holding)
+            if len(holders) > 1:
+                listed = " and ".join(str(list(actor.group)) for actor in holders)
                 raise TfparError(
                     f"Variable {variable.name!r} is used by its handle by the ranks {listed}; it "
                     f"can lie with one of them only. Keep what uses it in one stage: "
                     f"tap.stage(...)."
                 )
-            if not holding:
-                self._bring(variable.handle, self.actors[0])
-        for actor in self.actors:
-            for tensor in graph.outputs:
-                self._bring(tensor, actor, result=tensor)
+            if not holders:
+                self._bring(variable.handle, first)
 
     def _awaited(self, op: Op, actor: _Actor) -> list[Op]:
         """The ops of other actors that `op` waits for: of those that have an effect outside, as it
         has. Of others it waits for data only: each variable lies with one actor, or with all."""
-        outside = OUTSIDE in self._accesses.of(op)
+        accesses = self._of[actor.written].accesses
+        outside = OUTSIDE in accesses.of(op)
         apart = [c for c in op.control if outside and c not in actor.ops]
-        return [c for c in apart if OUTSIDE in self._accesses.of(c)]
+        return [c for c in apart if OUTSIDE in accesses.of(c)]
 
     def _signal(self, op: Op, actor: _Actor) -> Op:
         """Send `actor` word that `op`, of another actor, has run; what receives it."""
         if (op, actor) not in self._signals:
-            source = self.actors[self._actor_of[self.program.places[op].stage]]
+            source = self.actors[self._actor_of[actor.program.places[op].stage]]
+            ran = self._own(op, source, actor)
             source.build.name = actor.build.name = f"{op.name}/done/to{actor.group[0]}"
             word = source.build.const(0, "int32")
             attrs = {"T": DType("int32")}
             done = source.build.emit(
-                "Identity", [word], [((), "int32")], attrs, control=[source.ops[op]]
+                "Identity", [word], [((), "int32")], attrs, control=[source.ops[ran]]
             )
             key = _key(f"{op.name}/done")
-            send(source.build, done.outputs[0], key, actor.group)
-            received = recv(actor.build, (), "int32", key, source.group, actor.awaited())
+            ends = (one.end(_whole_scalar(one)) for one in (source, actor))
+            received = transfer(done.outputs[0], *ends, key, actor.awaited())
             self._signals[op, actor] = received.op
         return self._signals[op, actor]
+
+    def _own(self, op: Op, source: _Actor, target: _Actor) -> Op:
+        """Return the op that is for `source`, in its layout, what `op` is in that of `target`; it
+        has been written."""
+        if source.written is target.written:
+            return op
+        written = self._of[source.written]
+        own = written.by_name[op.name]
+        if own not in source.ops:
+            self._write_until(written, own)
+        return own
 
     def _bring(self, tensor: Tensor, actor: _Actor, result: Tensor | None = None) -> None:
         """Have `actor` make a tensor that it reads, or receive it.
@@ -242,7 +329,7 @@ class _Split:
         """
         if tensor in actor.tensors:
             return
-        place = self.program.places.get(tensor.op)
+        place = actor.program.places.get(tensor.op)
         again = _is_made_again(tensor) or can_be_computed(tensor, actor.tensors)
         if place is not None and not again:
             self._send(tensor, self.actors[self._actor_of[place.stage]], actor, result)
@@ -264,11 +351,72 @@ class _Split:
             raise TfparError(what)
         key = _key(f"{tensor.op.name}/{tensor.index}")
         source.build.name = target.build.name = f"{tensor.op.name}/to{target.group[0]}"
-        send(source.build, source.tensors[tensor], key, target.group)
-        received = recv(
-            target.build, tensor.shape, tensor.dtype, key, source.group, target.awaited()
-        )
+        if source.written is target.written:
+            send(source.build, source.tensors[tensor], key, target.group)
+            received = recv(
+                target.build, tensor.shape, tensor.dtype, key, source.group, target.awaited()
+            )
+        else:
+            received = self._reshard(tensor, source, target, key)
         target.have(tensor, received)
+
+    def _reshard(self, tensor: Tensor, source: _Actor, target: _Actor, key: str) -> Tensor:
+        """Send a tensor from one layout to another; `tensor` is that of the target's program."""
+        ours, theirs = self._of[target.written], self._of[source.written]
+        arrival = ours.arrival_of.get(tensor)
+        sent = None if arrival is None else theirs.sent(arrival)
+        if arrival is None or sent is None:
+            raise CompilerError(
+                f"The ranks {list(target.group)} read {tensor.name!r} of the ranks "
+                f"{list(source.group)}, which lie in another layout and have none such."
+            )
+        if sent.op in theirs.step.program.places and sent.op not in source.ops:
+            self._write_until(theirs, sent.op)
+        self._bring(sent, source)
+        ends = (
+            one.end(one.written.layout_of(arrival, t))
+            for one, t in ((source, sent), (target, tensor))
+        )
+        try:
+            return transfer(source.tensors[sent], *ends, key, target.awaited())
+        except SpecError as error:
+            raise CompilerError(
+                f"{tensor.name!r} cannot go from the ranks {list(source.group)} to "
+                f"{list(target.group)}: {error}"
+            ) from error
+
+
+def _whole_scalar(actor: _Actor) -> ShardedTensor:
+    mesh = actor.program.mesh
+    return ShardedTensor((), mesh, replicated_spec(mesh.num_axes))
+
+
+class _Written:
+    """A written step while its ops are shared out.
+
+    Attributes:
+        ops: those that are left.
+        arrival_of: of tensors between tasks, what they arrive as.
+        by_name: its ops.
+    """
+
+    def __init__(self, step: WrittenStep) -> None:
+        graph = step.program.graph
+        self.step = step
+        self.ops = iter(graph.ops)
+        self.accesses = Accesses(graph.functions)
+        self.by_name = {op.name: op for op in graph.ops}
+        self.arrival_of: dict[Tensor, Arrival] = {}
+        self._sent: dict[Arrival, Tensor] = {}
+        shared = [op for t in find_replicated_scalars(step.program).values() for op in t]
+        for arrival, tensor in find_arrivals(step.program, shared):
+            self.arrival_of.setdefault(tensor, arrival)
+            self._sent.setdefault(arrival, tensor)
+
+    def sent(self, arrival: Arrival) -> Tensor | None:
+        """Return the tensor of this step that arrives so."""
+        once = arrival._replace(micro=None)
+        return self._sent.get(arrival, self._sent.get(once))
 
 
 def _key(text: str) -> str:

@@ -93,13 +93,14 @@ def recv(
     shape: Sequence[int],
     dtype: str,
     key: str,
-    sources: Sequence[int],
+    sources: Sequence[int | None],
     control: Sequence[Op] = (),
 ) -> Tensor:
     """Append a `Recv` of a tensor that other ranks send.
 
     Args:
-        sources: for each rank of the program, the rank of the job that it gets its tensor from.
+        sources: for each rank of the program, the rank of the job that it gets its tensor from;
+            None where it gets none, as its tensor has no entries.
         control: what it begins after.
 
     Raises:
@@ -121,7 +122,7 @@ def channels_of(op: Op, ranks: Sequence[int]) -> list[Channel | None]:
     key = op.attrs["key"]
     if op.type == "Recv":
         pairs = zip(op.attrs["sources"], ranks, strict=True)
-        return [Channel(source, rank, key) for source, rank in pairs]
+        return [None if source is None else Channel(source, rank, key) for source, rank in pairs]
     pairs = zip(ranks, op.attrs["targets"], strict=True)
     return [None if target is None else Channel(rank, target, key) for rank, target in pairs]
 

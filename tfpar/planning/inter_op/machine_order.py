@@ -61,12 +61,12 @@ class ActorSlots:
     def _order(self, kinds: dict[object, list[list[int]]], order: Sequence[int]) -> Order:
         left = [iter(rows) for rows in kinds.values()]
         ranks = [rank for kind in order for rank in next(left[kind])]
-        groups = groups_of(self.actors, self.size, ranks)
+        groups = groups_of([self.size] * self.actors, ranks)
         return tuple(rank for group in groups for rank in sorted(group))
 
     def parts(self, order: Order) -> list[Cluster]:
         """Return the subcluster of each actor."""
-        return [self.cluster.part(group) for group in groups_of(self.actors, self.size, order)]
+        return [self.cluster.part(group) for group in groups_of([self.size] * self.actors, order)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,13 +7,16 @@ in all stages, and the fastest is taken (`placing`).
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.network import likeness
+from tfpar.pipeline.pipeline import groups_of
 
 
-def list_machine_types(cluster: Cluster, size: int, actors: int) -> dict[Cluster, int]:
+def list_machine_types(
+    cluster: Cluster, sizes: Sequence[int], size: int
+) -> dict[Cluster, int]:
     """List the machines on which layouts for the ranks of an actor are searched, and how many
     actors have such: of equal ones, the first.
 
@@ -22,17 +25,17 @@ def list_machine_types(cluster: Cluster, size: int, actors: int) -> dict[Cluster
     `memory.stages`.
 
     Args:
-        size: ranks of each set.
-        actors: number of sets, one behind the other.
+        sizes: ranks of each actor, one behind the other.
+        size: ranks of those actors that layouts are searched for.
 
     Raises:
         TfparError: the cluster has fewer ranks.
     """
-    parts = [cluster.part(range(a * size, (a + 1) * size)) for a in range(actors)]
-    memory = sum(part.device.memory_bytes for part in parts)
+    parts = [cluster.part(group) for group in groups_of(sizes)]
+    memory = sum(n / size * p.device.memory_bytes for n, p in zip(sizes, parts, strict=True))
     first: dict[object, Cluster] = {}
     found: dict[Cluster, int] = {}
-    for part in parts:
+    for part in (part for part, n in zip(parts, sizes, strict=True) if n == size):
         machines = part.with_memory(memory)
         kind = first.setdefault(likeness(machines), machines)
         found[kind] = found.get(kind, 0) + 1

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tfpar.cluster.description import Cluster
@@ -48,8 +48,9 @@ def assign_stages(
     deadline: Deadline | None = None,
     memo: Memo | None = None,
     jit_compile: bool = False,
+    other_layout: Callable[[int], Plan] | None = None,
 ) -> Plan:
-    """Assign `plan`, made for the ranks of one stage, to the stages of a pipeline.
+    """Assign `plan`, made for the ranks of the first stage, to the stages of a pipeline.
 
     The stages of ops follow from their times on one device of `cluster`, and from what stages send
     each other (`unit_builder`); where devices differ, a stage on slower ones gets less. A step that
@@ -71,6 +72,8 @@ def assign_stages(
         memo: of what was found for the step before; plans that differ in how they split it have the
             same stages.
         jit_compile: XLA compiles the step.
+        other_layout: finds the plan of the whole step on the ranks of an actor, by its number,
+            where actors have unequal numbers of ranks.
 
     Raises:
         SpecError: a constraint that matches nothing, or two that contradict each other.
@@ -80,7 +83,8 @@ def assign_stages(
         TfparError: the devices of the cluster differ, and there are fewer than ranks.
         SearchStopped: the search was given up meanwhile.
     """
-    schedule, size = pipeline.order, plan.mesh.size
+    schedule = pipeline.order
+    sizes = pipeline.sizes(plan.mesh.size * schedule.num_actors)
     placed = cluster.part(ranks) if ranks else cluster
     if schedule.num_stages == 1:
         return plan
@@ -96,7 +100,7 @@ def assign_stages(
     if ops and (needed or not _weights_lie(cut, lying)):
         kept = {**dict(_first_readers(cut, ops, lying)), **fixed}
         assigned = functools.partial(
-            _assigned, uncut, pipeline, placed, size, laid=_laid(before, ops), memo=memo
+            _assigned, uncut, pipeline, placed, sizes, laid=_laid(before, ops), memo=memo
         )
         try:
             planned = assigned(fixed=kept, deadline=deadline)
@@ -119,7 +123,7 @@ def assign_stages(
     asked = [str(c) for c in constraints if isinstance(c, PutInStage)]
     return dataclasses.replace(
         plan,
-        stages=dataclasses.replace(planned, ranks=ranks),
+        stages=_with_layouts(dataclasses.replace(planned, ranks=ranks), sizes, other_layout),
         microbatches=schedule.num_microbatches,
         batch_statistics=pipeline.batch_statistics,
         chunks=1,
@@ -133,6 +137,22 @@ def assign_stages(
             passed_over=None,
             cut_short=plan.findings.cut_short or deadline.cut_short,
         ),
+    )
+
+
+def _with_layouts(
+    stages: PipelinePlan, sizes: Sequence[int], find: Callable[[int], Plan] | None
+) -> PipelinePlan:
+    """Give the actors that have more or fewer ranks than the first layouts of their own."""
+    others = {n: sizes.index(n) for n in sizes if n != sizes[0]}
+    if not others:
+        return stages
+    assert find is not None, "unequal numbers of ranks"
+    numbers = {sizes[0]: 0, **{n: i for i, n in enumerate(others, 1)}}
+    return dataclasses.replace(
+        stages,
+        layouts=tuple(find(actor).layout for actor in others.values()),
+        layout_of=tuple(numbers[n] for n in sizes),
     )
 
 
@@ -198,7 +218,7 @@ def _assigned(
     step: _Uncut,
     pipeline: Pipeline,
     cluster: Cluster,
-    size: int,
+    sizes: tuple[int, ...],
     *,
     laid: PricedAssignment | None,
     memo: Memo,
@@ -209,12 +229,12 @@ def _assigned(
 
     Args:
         cluster: the machines of the first stage, and of each behind those of the one before.
-        size: ranks of each stage.
+        sizes: ranks of each actor.
         laid: stages that do not fit.
     """
     order = pipeline.order
-    paces = step.alone.paces(cluster, order.actors, size)
-    links = StageLinks(cluster, tuple(order.actors), size, order.num_microbatches)
+    paces = step.alone.paces(cluster, order.actors, sizes)
+    links = StageLinks(cluster, tuple(order.actors), sizes, order.num_microbatches)
 
     def found(between: StageLinks | None) -> _Assigned:
         seconds = step.alone.seconds(cluster)

@@ -176,11 +176,9 @@ class Executable:
     def _placed(self) -> dict[int, PlacedVariable]:
         """Find the placement of each variable of the step, by its index among them.
 
-        A variable of several groups is a scalar, of which each rank has a copy.
-
         What several groups have is a scalar, which each rank has a copy of.
         """
-        specs, logical = self.partitioned.variable_specs, self.partitioned.graph.variables
+        programs, logical = self.compiled.programs.programs, self.partitioned.graph.variables
         having: dict[int, list[Group]] = {}
         for group, owned in self._owned.items():
             for i in owned:
@@ -190,7 +188,8 @@ class Executable:
             ranks = self.ranks.part(tuple(sorted(itertools.chain.from_iterable(groups))))
             if logical[i].on_host:
                 ranks = ranks.on_hosts
-            laid = specs[logical[i]], self.mesh
+            program = programs[groups[0]]
+            laid = program.variable_specs[logical[i].name], program.mesh
             if len(groups) > 1:
                 laid = (Replicate(),), Mesh.of([len(ranks.members)])
             found[i] = PlacedVariable(self.captured.variables[i], *laid, ranks)

@@ -12,13 +12,16 @@ import tensorflow as tf
 
 from tfpar.cluster.description import Cluster
 from tfpar.compile import (
+    ActorLayout,
     CompileOptions,
     compile_step,
     offload_step,
     recompute_step,
     simplify_step,
 )
+from tfpar.compile.local.arrivals import mark_arrivals
 from tfpar.compile.local.local_graph import StagePass
+from tfpar.compile.local.microbatch_order import cut_by_microbatch
 from tfpar.compile.local.packing import DEFAULT_BUCKET_BYTES
 from tfpar.compile.local.rank_local_axis import NotRepeatableError
 from tfpar.compile.local.scatter_gather import Slicing
@@ -285,30 +288,48 @@ class CompiledFunction:
         """Combine the plan and the session's options into the options of the compilation."""
         options, mesh = self.session.options, plan.mesh
         early = options.early_collectives
-        axes = [mesh.axis(n) for n in plan.batch_axes]
-        anchors = plan.anchors()
-        laid = {} if self.program.moves else find_placed_variables(captured, mesh)
-        anchors = dataclasses.replace(
-            anchors,
-            variables={**laid, **anchors.variables},
-            inputs=[input_spec(t in batched, mesh, axes) for t in captured.graph.inputs],
-        )
+        anchors, *others = self._layouts(captured, plan, batched)
         cost = None if self._machines(plan) is None else plan.cost
         found = None if cost is None else cost.bucket_bytes
         return CompileOptions(
             mesh,
-            anchors,
+            anchors.anchors,
             batched,
             chunks=plan.chunks,
             microbatches=plan.microbatches,
             statistics=plan.batch_statistics,
             stages=stages,
+            others=others,
             compression=options.compression,
             early_collectives=not self.session.ranks.share_cores if early is None else early,
             bucket_bytes=options.bucket_bytes or found or DEFAULT_BUCKET_BYTES,
             xla=XlaKernels(self.session.ranks.devices[0]) if self.planner.jit_compile else None,
             one_memory=self.session.ranks.one_memory,
         )
+
+    def _layouts(
+        self, captured: CapturedStep, plan: Plan, batched: Collection[Tensor]
+    ) -> list[ActorLayout]:
+        """The layout of a plan, and those that it has besides."""
+        stages = plan.stages
+        plans = [plan, *(plan.in_layout(layout) for layout in (stages.layouts if stages else ()))]
+        counts = {p.mesh.group_size(tuple(p.mesh.axis(n) for n in p.batch_axes)) for p in plans}
+        found = []
+        for one in plans:
+            mesh, anchors = one.mesh, one.anchors()
+            axes = [mesh.axis(n) for n in one.batch_axes]
+            laid = {} if self.program.moves else find_placed_variables(captured, mesh)
+            inputs = [input_spec(t in batched, mesh, axes) for t in captured.graph.inputs]
+            anchors = dataclasses.replace(
+                anchors, variables={**laid, **anchors.variables}, inputs=inputs
+            )
+            if len(counts) > 1 and plan.microbatches > 1:
+                sizes = {t.shape[0] for t in batched if t.shape}
+                anchors = cut_by_microbatch(
+                    anchors, captured.graph, mesh, max(sizes, default=0), plan.microbatches
+                )
+            found.append(ActorLayout(mesh, anchors))
+        return found
 
     def _repeated(self, op: Op, microbatches: int) -> TfparError:
         """The error that an op cannot run once for each microbatch."""
@@ -366,7 +387,12 @@ def lower_to_stages(
     stage = planned.cut(step, part)
     roles = Roles.of(step.graph, step.gradient_tensors)
     places = {op: StagePass(stage[op], roles.phase[op] == BACKWARD) for op in step.graph.ops}
-    return PipelineLowering(places, planned.schedule, planned.recompute, slicing, planned.ranks)
+    if planned.layouts:
+        of_stages = [planned.layout_of[actor] for actor in planned.schedule.actors]
+        places = mark_arrivals(step.graph, places, of_stages)
+    return PipelineLowering(
+        places, planned.schedule, planned.recompute, slicing, planned.ranks, planned.layout_of
+    )
 
 
 def prepare_staged(graph: Graph, staged: PipelineLowering | None) -> PreparedGraph:

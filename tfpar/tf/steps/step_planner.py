@@ -150,11 +150,14 @@ class StepPlanner:
                 self.program.owners = owners
                 self.program.use(None)
 
-    def _from_constraints(self, captured: CapturedStep, part: bool) -> Plan:
-        """Make the plan that the constraints give for the step."""
+    def _from_constraints(
+        self, captured: CapturedStep, part: bool, mesh: Mesh | None = None
+    ) -> Plan:
+        """Make the plan that the constraints give for the step, on the mesh of the first stage or
+        that of another."""
         plan = plan_from_constraints(
             captured.graph,
-            self.session.stage_mesh,
+            mesh or self.session.stage_mesh,
             collect_constraints(captured, self.session),
             gradients=captured.gradients,
             part=part,
@@ -171,6 +174,7 @@ class StepPlanner:
         options, constraints = session.options, collect_constraints(captured, session)
         pipeline = session.pipeline
         assert pipeline is not None
+        sizes = pipeline.sizes(session.mesh.size)
         cluster = session.cluster or detect_cluster(session.mesh)
         cluster = cluster.with_memory(options.memory_limit)
         plan = assign_stages(
@@ -181,7 +185,11 @@ class StepPlanner:
             constraints,
             owners=self._owners(captured),
             part=part,
+            ranks=find_actor_ranks(captured, session) or (),
             jit_compile=self.jit_compile,
+            other_layout=lambda actor: self._from_constraints(
+                captured, part, session.mesh.sized(sizes[actor])
+            ),
         )
         if part:
             return plan
@@ -379,6 +387,8 @@ def find_actor_ranks(captured: CapturedStep, session: Session) -> tuple[int, ...
     """
     if session.base is not None:
         return session.placed_ranks
+    if session.pipeline is not None and session.pipeline.ranks is not None:
+        return tuple(rank for group in session.pipeline.ranks for rank in group)
     return () if any(v.ranks is not None for v in captured.variables) else None
 
 
@@ -390,8 +400,8 @@ def find_variable_stages(
     Of several stages of one actor it is that which is known of the variable, or the first.
     """
     assert session.pipeline is not None
-    schedule, size = session.pipeline.order, session.stage_mesh.size
-    sets = groups_of(schedule.num_actors, size, session.placed_ranks)
+    schedule = session.pipeline.order
+    sets = groups_of(session.pipeline.sizes(session.mesh.size), session.placed_ranks)
     groups = {ranks: actor for actor, ranks in enumerate(sets)}
     found = {}
     for v, variable in zip(captured.graph.variables, captured.variables, strict=True):

@@ -15,6 +15,7 @@ from tfpar.compile.local import (
     StagePass,
     build_microbatched_program,
     build_uneven_program,
+    WrittenStep,
     split_stages,
 )
 from tfpar.cost import (
@@ -91,7 +92,8 @@ class Staged:
         plan = dataclasses.replace(plan, stages=stages)
         cut = cut_in_stages(plan, problem)
         assert cut is not None
-        return cls(plan, problem, *cut, num_stages)
+        (step,), (stage,) = cut
+        return cls(plan, problem, step, stage, num_stages)
 
     @functools.cache  # noqa: B019 - there are as many as tests ask for
     def cut(self, microbatches: int) -> TaskPartition:
@@ -122,7 +124,8 @@ class Staged:
             program = write(laid)
         else:
             program = build_uneven_program(laid, [shares.within(laid.mesh)], write)
-        return [*split_stages(program, schedule).programs.values()]
+        written = [WrittenStep(program)] * schedule.num_actors
+        return [*split_stages(written, schedule).programs.values()]
 
     def priced(
         self,

@@ -29,19 +29,19 @@ def machines(*nodes: Node) -> Cluster:
 
 def test_sets_of_ranks_that_are_alike_are_one_kind():
     cluster = machines(Node(FAST, PAIR, 2), Node(SLOW, PAIR, 2))
-    found = list_machine_types(cluster, 2, 4)
+    found = list_machine_types(cluster, [2] * 4, 2)
     assert {kind.ranks: count for kind, count in found.items()} == {(0, 1): 2, (4, 5): 2}
     assert {kind.device.memory_bytes for kind in found} == {2 * 16e9 + 2 * 8e9}
-    assert [kind.ranks for kind in list_machine_types(cluster, 4, 2)] == [
+    assert [kind.ranks for kind in list_machine_types(cluster, [4] * 2, 4)] == [
         (0, 1, 2, 3),
         (4, 5, 6, 7),
     ]
-    assert len(list_machine_types(machines(Node(FAST, PAIR, 4)), 2, 4)) == 1
+    assert len(list_machine_types(machines(Node(FAST, PAIR, 4)), [2] * 4, 2)) == 1
 
 
 def test_memory_alone_is_no_kind_of_its_own():
     small = dataclasses.replace(FAST, memory_bytes=1e9)
-    (found,) = list_machine_types(machines(Node(FAST), Node(small)), 1, 2)
+    (found,) = list_machine_types(machines(Node(FAST), Node(small)), [1, 1], 1)
     assert found.device.memory_bytes == 17e9
 
 
@@ -58,7 +58,7 @@ def test_sets_of_unlike_machines_are_searched_where_no_other_kind_has_these():
     fast, slow = Node(FAST, PAIR), Node(SLOW, PAIR)
 
     def searched(*nodes):
-        kinds = list_machine_types(machines(*nodes), 4, len(nodes) // 2)
+        kinds = list_machine_types(machines(*nodes), [4] * (len(nodes) // 2), 4)
         return [kind.ranks for kind in search_machine_types(kinds)]
 
     assert searched(fast, fast, fast, slow, slow, slow) == [(0, 1, 2, 3), (8, 9, 10, 11)]
@@ -74,7 +74,7 @@ class Found:
     def __init__(self, *seconds) -> None:
         self.problem = Captured.saved("wide").problem([2], machines(Node(FAST), Node(SLOW)))
         cluster = machines(Node(FAST, PAIR), Node(SLOW, PAIR))
-        self.types = [*list_machine_types(cluster, 2, 2)]
+        self.types = [*list_machine_types(cluster, [2, 2], 2)]
         self.seconds = dict(zip(self.types, seconds, strict=True))
 
     def evaluate(self, proposal):

@@ -23,7 +23,7 @@ def between(bandwidth: float, ranks: int = 2, latency_s: float = 0.0) -> Cluster
 
 
 def links(bandwidth: float, size: int = 1, microbatches: int = 4, **given: float) -> StageLinks:
-    return StageLinks(between(bandwidth, 2 * size, **given), (0, 1), size, microbatches)
+    return StageLinks(between(bandwidth, 2 * size, **given), (0, 1), (size, size), microbatches)
 
 
 def test_where_links_are_fast_stages_take_alike():
@@ -47,7 +47,7 @@ def test_a_unit_longer_than_a_stage_keeps_what_reads_much_of_it():
     )
     *_, head, loss = assign(graph, 4).stages
     assert head != loss
-    four = StageLinks(between(100.0, 4), (0, 1, 2, 3), 1, 4)
+    four = StageLinks(between(100.0, 4), (0, 1, 2, 3), (1,) * 4, 4)
     *_, head, loss = assign(graph, 4, links=four).stages
     assert head == loss == 3
 
@@ -78,6 +78,6 @@ def test_ranks_share_what_a_stage_computes_and_sends():
 
 
 def test_stages_of_one_actor_send_each_other_nothing():
-    alone = StageLinks(between(1.0), (0, 0), 1, 4)
+    alone = StageLinks(between(1.0), (0, 0), (1,), 4)
     assert not alone.is_link_bound(LOGITS, (0, 0, 1), (1.0, 1.0))
     assert alone.step_seconds(LOGITS, (0, 0, 1), (1.0, 1.0)) == pytest.approx(6.0)

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from tfpar.cluster.description import Cluster
 from tfpar.cost.closed_form import pipeline_seconds
 from tfpar.cost.collectives import transfer_seconds
+from tfpar.cost.stage_transfers import pair_ranks
+from tfpar.pipeline.pipeline import groups_of
 from tfpar.planning.inter_op.stages.slowdowns import Paces
 from tfpar.planning.inter_op.stages.units import UnitGraph
 
@@ -24,14 +26,14 @@ class StageLinks:
     Attributes:
         cluster: the machines of all ranks.
         actors: that run each stage.
-        size: ranks of each actor: those of actor `a` are `a * size` to `(a + 1) * size - 1`. They
-            share what a stage computes and sends.
+        sizes: ranks of each actor; those of one follow those of the one before. They share what a
+            stage computes and sends.
         microbatches: that a step has.
     """
 
     cluster: Cluster
     actors: tuple[int, ...]
-    size: int
+    sizes: tuple[int, ...]
     microbatches: int
 
     def is_link_bound(self, graph: UnitGraph, stages: Sequence[int], paces: Paces) -> bool:
@@ -50,7 +52,7 @@ class StageLinks:
         """Seconds of a microbatch on each actor."""
         found = [0.0] * (max(self.actors) + 1)
         for stage, seconds in enumerate(graph.stage_seconds(stages, paces)):
-            found[self.actors[stage]] += seconds / self.size / self.microbatches
+            found[self.actors[stage]] += seconds / self.sizes[0] / self.microbatches
         return found
 
     def _sent(self, graph: UnitGraph, stages: Sequence[int]) -> Mapping[tuple[int, int], float]:
@@ -60,12 +62,11 @@ class StageLinks:
             source = self.actors[stages[flow.source]]
             for target in {self.actors[stages[reader]] for reader in flow.readers} - {source}:
                 num_bytes[source, target] += flow.num_bytes / 2
-        parts = self.size * self.microbatches
-        return {
-            (a, b): transfer_seconds(
-                [(a * self.size + i, b * self.size + i) for i in range(self.size)],
-                sent / parts,
-                self.cluster,
-            )
-            for (a, b), sent in num_bytes.items()
-        }
+        groups = groups_of(self.sizes)
+        found = {}
+        for (a, b), sent in num_bytes.items():
+            pairs = pair_ranks(groups[a], groups[b])
+            each = sent / max(self.sizes[a], self.sizes[b]) / self.microbatches
+            found[a, b] = transfer_seconds(pairs, each, self.cluster)
+        return found
+

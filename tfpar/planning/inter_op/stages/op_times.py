@@ -9,6 +9,7 @@ from tfpar.cluster.description import Cluster, Device
 from tfpar.cost.pricer import Pricer
 from tfpar.ir.graph import Op
 from tfpar.ir.roles import UPDATE, Roles
+from tfpar.pipeline.pipeline import groups_of
 from tfpar.planning.inter_op.stages.slowdowns import Paces
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned_graph import Anchors, PartitionedGraph
@@ -36,30 +37,31 @@ class SingleDeviceProfile:
             self._known[cluster.device] = found
         return self._known[cluster.device]
 
-    def paces(self, cluster: Cluster, actors: Sequence[int], size: int) -> Paces:
-        """Return the pace of each stage, relative to `seconds`: what the ops of the forward and
-        backward pass take together on its devices. All are 1 where stages have the same devices.
+    def paces(self, cluster: Cluster, actors: Sequence[int], sizes: Sequence[int]) -> Paces:
+        """Return the pace of each stage, relative to `seconds` shared out among the ranks of the
+        first actor: what the ops of the forward and backward pass take together on its devices. All
+        are 1 where stages have as many of the same devices.
 
         Args:
             cluster: the machines of all ranks.
             actors: that run each stage.
-            size: ranks of each actor: those of actor `a` are `a * size` to `(a + 1) * size - 1`.
+            sizes: ranks of each actor; those of one follow those of the one before.
 
         Raises:
             TfparError: devices differ, and the cluster has fewer ranks.
         """
-        alike = (1.0,) * len(actors)
+        shared = tuple(sizes[0] / sizes[actor] for actor in actors)
         if len({node.device for node in cluster.nodes}) == 1:
-            return alike
-        parts = [cluster.part(range(a * size, (a + 1) * size)) for a in range(max(actors) + 1)]
+            return shared
+        parts = [cluster.part(group) for group in groups_of(sizes)]
         kinds = {part.device: part for part in parts}
-        if len(kinds) == 1:
-            return alike
-        reference = self._total(cluster)
+        reference = self._total(cluster) if len(kinds) > 1 else 0.0
         if not reference:
-            return alike
+            return shared
         paces = {device: self._total(part) / reference for device, part in kinds.items()}
-        return tuple(paces[parts[actor].device] for actor in actors)
+        return tuple(
+            paces[parts[actor].device] * share for actor, share in zip(actors, shared, strict=True)
+        )
 
     def _total(self, cluster: Cluster) -> float:
         seconds = self.seconds(cluster).items()

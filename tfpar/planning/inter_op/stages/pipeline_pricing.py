@@ -31,13 +31,13 @@ class PipelinePricer:
     any machines.
 
     Attributes:
-        step: on the mesh of one stage.
-        stage: of every op of it.
+        steps: in each layout, that of the plan first; see `PipelinePlan.layouts`.
+        stages: of every op of each.
     """
 
-    step: SubBatchStep
-    stage: Mapping[Op, int]
-    _staged: dict[tuple[int, int, UnevenMesh | None], TaskPartition] = dataclasses.field(
+    steps: Sequence[SubBatchStep]
+    stages: Sequence[Mapping[Op, int]]
+    _staged: dict[tuple[int, int, int, UnevenMesh | None], TaskPartition] = dataclasses.field(
         default_factory=dict
     )
 
@@ -72,19 +72,28 @@ class PipelinePricer:
         assert plan.stages is not None, "a plan with stages"
         stages, schedule = plan.stages, plan.stages.schedule
         with collection_paused():
-            staged = self._in_stages(schedule, mesh)
+            staged, *others = (
+                self._in_stages(number, schedule, mesh) for number in range(len(self.steps))
+            )
             return PipelineCostModel.of(
-                staged, schedule.actors, cluster, stages.recompute, stages.ranks, among
+                staged,
+                schedule.actors,
+                cluster,
+                stages.recompute,
+                stages.ranks,
+                among,
+                others,
+                stages.layout_of,
             )
 
-    def _in_stages(self, schedule: Schedule, mesh: UnevenMesh | None) -> TaskPartition:
-        """The step in the stages and microbatches of a schedule; see `prices`."""
-        key = schedule.num_microbatches, schedule.num_stages, mesh
+    def _in_stages(self, number: int, schedule: Schedule, mesh: UnevenMesh | None) -> TaskPartition:
+        """The step in a layout, in the stages and microbatches of a schedule; see `prices`."""
+        key = number, schedule.num_microbatches, schedule.num_stages, mesh
         if key not in self._staged:
             if mesh is None:
-                found = _in_stages(self.step, self.stage, schedule)
+                found = _in_stages(self.steps[number], self.stages[number], schedule)
             else:
-                found = self._in_stages(schedule, None)
+                found = self._in_stages(number, schedule, None)
                 found = dataclasses.replace(found, laid=with_own_share(found.laid, mesh))
             self._staged[key] = found
         return self._staged[key]
@@ -156,6 +165,7 @@ class PipelinePricerMemo:
             plan.stages.num_stages,
             plan.stages.scopes,
             plan.stages.owners,
+            plan.stages.layouts,
             problem.step.compression,
             problem.step.jit_compile,
             problem.batch.batch_statistics,
@@ -186,9 +196,11 @@ def _with_cost(plan: Plan, cost: Cost, staged: PipelineCost) -> Plan:
     return dataclasses.replace(plan, stages=stages).with_findings(cost=cost)
 
 
-def cut_in_stages(plan: Plan, problem: Problem) -> tuple[SubBatchStep, dict[Op, int]] | None:
-    """Cut the problem's step for the stages of `plan`, and return the stage of every op, too; None
-    if it does not train.
+def cut_in_stages(
+    plan: Plan, problem: Problem
+) -> tuple[list[SubBatchStep], list[dict[Op, int]]] | None:
+    """Cut the problem's step for the stages of `plan`, and return it in each layout, with the stage
+    of every op; None if it does not train.
 
     Raises:
         PlanError: the plan gives an op no stage, or a variable two.
@@ -207,9 +219,14 @@ def cut_in_stages(plan: Plan, problem: Problem) -> tuple[SubBatchStep, dict[Op, 
         zero_cost_ops=frozenset(ops[op.name] for op in problem.step.zero_cost_ops),
     )
     whole = sent_whole(step.graph, stage)
-    laid = propagate_transformed(plan, problem, whole)
-    found = SubBatchStep.of(plan, problem, laid, priced_roles(laid, problem))
-    return None if found is None else (found, _with_new_ops(found.whole.graph, stage))
+    steps: list[SubBatchStep] = []
+    for each in (plan, *map(plan.in_layout, plan.stages.layouts)):
+        laid = propagate_transformed(each, problem, whole)
+        found = SubBatchStep.of(each, problem, laid, priced_roles(laid, problem))
+        if found is None:
+            return None
+        steps.append(found)
+    return steps, [_with_new_ops(found.whole.graph, stage) for found in steps]
 
 
 def _with_new_ops(graph: Graph, stage: Mapping[Op, int]) -> dict[Op, int]:

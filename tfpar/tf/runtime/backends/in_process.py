@@ -162,8 +162,9 @@ class _Linker(Linker):
 
     def _recv(self, op: Op) -> None:
         for rank, channel in zip(self.ranks, channels_of(op, self.group), strict=True):
-            assert channel is not None
-            self.edges[rank][op.outputs[0]] = self._sent[channel]
+            (tensor,) = op.outputs
+            edge = self._empty(op, rank) if channel is None else self._sent[channel]
+            self.edges[rank][tensor] = edge
 
     # --- collectives, of one group -------------------------------------------------
 

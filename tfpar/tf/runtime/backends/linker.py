@@ -173,6 +173,14 @@ class Linker(abc.ABC):
     def _recv(self, op: Op) -> None:
         """Set the edges of what every rank receives."""
 
+    def _empty(self, recv: Op, rank: int) -> str:
+        """The edge of what a rank receives that has no entries."""
+        (tensor,) = recv.outputs
+        attrs = const_attrs(np.zeros(self.program.shape_on(rank, tensor)), tensor.dtype)
+        name = f"{self.scope}r{self.group[rank]}/{recv.name}/empty"
+        self.writer.node(name, "Const", (), attrs, self.devices[rank])
+        return f"{name}:output:0"
+
     def _note_nodes(self, collective: Op) -> None:
         """Let ops wait for `collective`: for what makes its last result on each rank."""
         for rank in self.ranks:
