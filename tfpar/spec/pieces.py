@@ -130,7 +130,7 @@ def pieces_between(source: ShardedTensor, target: ShardedTensor) -> Pieces:
     dims = range(len(target.shape))
     shards = [_shards(source, dim) for dim in dims]
     along = [
-        [_along(target.indices(rank, dim), target.shape[dim], shards[dim]) for dim in dims]
+        [_along(target.indices(rank, dim), shards[dim]) for dim in dims]
         for rank in range(target.num_ranks)
     ]
     grid = tuple(max(len(rank[dim].parts) for rank in along) for dim in dims)
@@ -181,13 +181,12 @@ def _shards(tensor: ShardedTensor, dim: int) -> dict[tuple[int, ...], np.ndarray
     return {tensor.shard(r, dim): tensor.indices(r, dim) for r in range(tensor.num_ranks)}
 
 
-def _along(
-    stored: np.ndarray, length: int, shards: Mapping[tuple[int, ...], np.ndarray]
-) -> _Along:
+def _along(stored: np.ndarray, shards: Mapping[tuple[int, ...], np.ndarray]) -> _Along:
     """The parts that hold `stored` entries of a dimension; -1 may be any entry."""
     needed = np.unique(stored[stored >= 0])
     if not len(needed) and len(stored):  # all padding: one entry stands for it
-        needed = np.array([length - 1])
+        shard = next(shard for shard, indices in shards.items() if len(indices))
+        return _Along([_Part(shard, np.zeros(1, np.int64))], np.zeros(len(stored), np.int64))
     parts, joined = [], []
     left = needed
     for shard, indices in shards.items():
