@@ -149,7 +149,7 @@ def check_machines(mesh: Mesh, cluster: str | None, settings: Settings) -> None:
     """
     resolve_cluster(mesh, cluster, settings)
     if settings.given_pipeline is not None:
-        mesh.divided(settings.given_pipeline.order.num_actors)
+        settings.given_pipeline.sizes(mesh.size)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from tfpar.pipeline.generators import FAMILIES, generate, stages_of_each
 from tfpar.pipeline.schedule import Schedule
 from tfpar.pipeline.statistics import BATCH_STATISTICS, BatchStatisticsOf
 from tfpar.pipeline.tasks import LAST
-from tfpar.spec import ArgumentError, arguments
+from tfpar.spec import ArgumentError, Mesh, SpecError, arguments
 from tfpar.spec.arguments import argument_error, check_choice, flag, integer, shown
 
 AUTO: Literal["auto"] = "auto"
@@ -56,7 +56,7 @@ class Pipeline:
             `"microbatch"`: each microbatch, of all ranks ("ghost batches"). That is another model.
             Running averages move once a step, by the average over microbatches.
         ranks: those of each actor, which may be any, and as many as each needs; all ranks of the
-            job, each once. By default as many for each, in their order or as is fastest.
+            job, each once. By default as many for each as can be, in their order or as is fastest.
         search: how `"auto"` looks for a pipeline. `"enumerate"`: each number of stages, on ranks in
             their order, with the layout that the planner finds best. The others choose stages,
             layout, placement and microbatches together, by what the step's layers cost in each
@@ -151,15 +151,35 @@ class Pipeline:
             raise argument_error("ranks", self.ranks, f"those of {count} stages, one list for each")
 
     def sizes(self, num_ranks: int) -> tuple[int, ...]:
-        """Return the number of ranks of each actor.
+        """Return the number of ranks of each actor, of so many of the job: where the pipeline does
+        not say, as equal as they can be, and more for the first actors.
 
-        Args:
-            num_ranks: of the job; equal parts of it, where the pipeline does not say which.
+        Raises:
+            SpecError: other ranks than those that the pipeline names, or fewer than actors.
         """
         if self.ranks is not None:
-            return tuple(map(len, self.ranks))
-        actors = self.order.num_actors
-        return (num_ranks // actors,) * actors
+            sizes = tuple(map(len, self.ranks))
+            if sum(sizes) != num_ranks:
+                raise SpecError(
+                    f"The pipeline's stages have {' + '.join(map(str, sizes))} ranks; the mesh has "
+                    f"{num_ranks}."
+                )
+            return sizes
+        each, more = divmod(num_ranks, self.order.num_actors)
+        if not each:
+            raise SpecError(
+                f"The pipeline puts its stages on {self.order.num_actors} sets of ranks; the mesh "
+                f"has {num_ranks}. Ask for fewer stages, or use more ranks."
+            )
+        return tuple(each + (actor < more) for actor in range(self.order.num_actors))
+
+    def stage_mesh(self, mesh: Mesh) -> Mesh:
+        """Return the mesh of the first actor, of all ranks that are in `mesh`.
+
+        Raises:
+            SpecError: as of `sizes`.
+        """
+        return mesh.sized(self.sizes(mesh.size)[0])
 
     @property
     def is_searched(self) -> bool:

@@ -36,6 +36,7 @@ class PlanRequest:
         meshes: the logical meshes to choose from; by default all that the ranks can form.
         jit_compile: XLA compiles the step; see `planning.problem.Problem`.
         actor: of the pipeline, whose ranks are planned for, where actors have unequal numbers.
+        num_ranks: of the job; by default as many for each actor as `mesh` has.
     """
 
     mesh: Mesh
@@ -53,13 +54,14 @@ class PlanRequest:
     meshes: tuple[LogicalMesh, ...] = ()
     jit_compile: bool = False
     actor: int = 0
+    num_ranks: int | None = None
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Number of ranks of each actor."""
         if self.pipeline is None:
             return (self.mesh.size,)
-        return self.pipeline.sizes(self.num_actors * self.mesh.size)
+        return self.pipeline.sizes(self.num_ranks or self.num_actors * self.mesh.size)
 
     @property
     def num_actors(self) -> int:
@@ -80,11 +82,13 @@ class PlanRequest:
             meshes: to choose from; by default as before.
 
         Raises:
-            SpecError: the mesh of all ranks cannot be divided so.
+            SpecError: the mesh has fewer ranks than there are actors.
         """
-        actors = 1 if pipeline is None else pipeline.order.num_actors
-        mesh = self.mesh.divided(actors)
-        return dataclasses.replace(self, mesh=mesh, pipeline=pipeline, meshes=meshes or self.meshes)
+        mesh, size = self.mesh, self.mesh.size
+        if pipeline is not None:
+            mesh = pipeline.stage_mesh(mesh)
+        asked = dataclasses.replace(self, mesh=mesh, pipeline=pipeline, num_ranks=size)
+        return dataclasses.replace(asked, meshes=meshes or self.meshes)
 
     def of_actor(self, actor: int) -> PlanRequest:
         """Return the same request for the ranks of an actor, which are more or fewer than those of

@@ -156,6 +156,7 @@ class StepSearch:
             request.pipeline,
             request.cluster,
             request.constraints,
+            sizes=request.sizes,
             owners=request.owners,
             part=self.part,
             ranks=ranks,
@@ -180,6 +181,7 @@ class StepSearch:
             mesh=everyone if stages is None else everyone.sized(plan.mesh.size),
             pipeline=plan.pipeline,
             ranks=None if stages is None else stages.ranks,
+            num_ranks=everyone.size,
         )
         priced = price_plan(plan, self.problem(asked), asked.cluster, self.batch_size)
         if priced is None:

@@ -21,7 +21,7 @@ from tfpar.planning.solve import Interrupted
 from tfpar.plans import Plan
 from tfpar.scopes import active
 from tfpar.settings import Settings
-from tfpar.spec import Mesh, SpecError
+from tfpar.spec import Mesh
 from tfpar.tf.distributed.consistency import agree_on_options, agree_on_pipeline, share_seeds
 from tfpar.tf.distributed.world import this_world
 from tfpar.tf.interop.keras_internals import print_msg
@@ -72,7 +72,7 @@ class Session:
     _unreached: bool = False
 
     def __post_init__(self) -> None:
-        """Start undecided; raises SpecError where the mesh cannot be divided among the actors."""
+        """Start undecided; raises SpecError where the mesh has fewer ranks than there are actors."""
         self.undecide()
 
     def undecide(self) -> None:
@@ -83,7 +83,10 @@ class Session:
 
     def _run_in(self, pipeline: Pipeline | None) -> None:
         self.pipeline, plan = pipeline, self.options.plan
-        self.stage_mesh = stage_mesh(self.mesh, pipeline) if plan is None else plan.mesh
+        whole = self.mesh if plan is None else plan.mesh
+        self.stage_mesh = (
+            whole if pipeline is None or plan is not None else pipeline.stage_mesh(whole)
+        )
 
     def decide_pipeline(self, plan: Plan) -> None:
         """Take the pipeline of `plan`, which was searched for a training step."""
@@ -126,7 +129,7 @@ class Session:
         session = cls(mesh, options, cluster)
         world = session.ranks.world  # devices can only be configured before TensorFlow has started
         if world is not None:
-            world.beacon.needs_multiples_of(options.schedule.num_actors)
+            world.beacon.needs_at_least(options.schedule.num_actors)
             agree_on_pipeline(
                 world,
                 options.schedule,
@@ -212,21 +215,3 @@ class Session:
         finally:
             active.reset(token)
 
-
-def stage_mesh(mesh: Mesh, pipeline: Pipeline | None) -> Mesh:
-    """Return the mesh of the first actor of a pipeline, or of all ranks without one.
-
-    Raises:
-        SpecError: the mesh cannot be divided among the actors.
-    """
-    if pipeline is None:
-        return mesh
-    if pipeline.ranks is None:
-        return mesh.divided(pipeline.order.num_actors)
-    sizes = pipeline.sizes(mesh.size)
-    if sum(sizes) != mesh.size:
-        raise SpecError(
-            f"The pipeline's stages have {' + '.join(map(str, sizes))} ranks, but the mesh {mesh} "
-            f"has {mesh.size}."
-        )
-    return mesh.sized(sizes[0])

@@ -59,12 +59,12 @@ def test_once_all_have_come_each_rank_knows_from_where_all_reach_each_other(
         beacon.close()
 
 
-def test_of_how_many_a_multiple_is_needed_is_heard(supervisor):
+def test_how_many_ranks_are_needed_at_least_is_heard(supervisor):
     beacon = Beacon.connect(1, variables(supervisor))
-    assert supervisor.signs()[1].rank_multiple is None
-    for sets, multiple in ((2, 2), (3, 6), (1, 6)):
-        beacon.needs_multiples_of(sets)
-        assert wait_until(lambda m=multiple: supervisor.signs()[1].rank_multiple == m, 3)
+    assert supervisor.signs()[1].least_ranks is None
+    for sets, least in ((2, 2), (3, 3), (1, 3)):
+        beacon.needs_at_least(sets)
+        assert wait_until(lambda n=least: supervisor.signs()[1].least_ranks == n, 3)
     beacon.close()
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.jobs.launch.programs import program, run
 from tfpar.jobs.launch.blame import RankStatus
-from tfpar.jobs.launch.elastic import largest_multiple, required_multiple
+from tfpar.jobs.launch.elastic import least_ranks
 from tfpar.jobs.launch.supervisor import Signs
 
 pytestmark = pytest.mark.xdist_group("processes")
@@ -80,10 +80,10 @@ def test_output_files_hold_all_attempts(tmp_path, capfd):
     assert (folder / "rank.0.out").read_text() == "attempt 0 2\nattempt 1 1\n"
 
 
-def in_sets(multiple: int, then: str) -> str:
+def in_stages(least: int, then: str) -> str:
     return f"""
 beacon = report("train step 17")
-beacon.needs_multiples_of({multiple})
+beacon.needs_at_least({least})
 print("attempt", attempt, size, flush=True)
 heard(beacon)
 note(f"{{attempt}}.{{rank}}")
@@ -94,35 +94,23 @@ if size == 4 and rank == 1:
 """
 
 
-def test_ranks_that_come_in_sets_go_on_with_as_many_sets_as_are_left(capfd, tmp_path):
-    command = program(tmp_path, in_sets(2, "if size == 4: hang()"))
+def test_stages_go_on_with_all_ranks_that_are_left(capfd, tmp_path):
+    command = program(tmp_path, in_stages(2, "if size == 4: hang()"))
     assert run(command, 4, min_ranks=1) == 0
     out, err = capfd.readouterr()
-    assert out.count("attempt 0 4") == 4 and out.count("attempt 1 2") == 2
-    assert "restarting with 2 ranks (attempt 1 of 10)" in err
+    assert out.count("attempt 0 4") == 4 and out.count("attempt 1 3") == 3
+    assert "restarting with 3 ranks (attempt 1 of 10)" in err
 
 
-@pytest.mark.parametrize(
-    "multiple, would", [(2, "multiples of 2: 2 ranks, not"), (4, "multiples of 4: 4 at least, not")]
-)
-def test_too_few_for_the_sets_end_the_run_and_it_is_said_which_would_do(
-    multiple, would, capfd, tmp_path
-):
-    command = program(tmp_path, in_sets(multiple, "hang()"))
-    assert run(command, 4, min_ranks=3) == 137
+def test_fewer_ranks_than_stages_end_the_run(capfd, tmp_path):
+    command = program(tmp_path, in_stages(4, "hang()"))
+    assert run(command, 4, min_ranks=1) == 137
     err = capfd.readouterr().err
-    assert "3 slots are left" in err and would in err and "--min-np 3" in err
+    assert "3 slots are left" in err and "4 sets of ranks, runs with 4 ranks at least" in err
 
 
-def test_a_multiple_is_that_of_all_that_ranks_told():
-    signs = [Signs(0, 0, 0), Signs(0, 0, 0, rank_multiple=4), Signs(0, 0, 0, rank_multiple=6), None]
+def test_the_most_that_any_rank_needs_counts():
+    signs = [Signs(0, 0, 0), Signs(0, 0, 0, least_ranks=4), Signs(0, 0, 0, least_ranks=6), None]
     records = [RankStatus(i, "h", False, None, False, said) for i, said in enumerate(signs)]
-    assert required_multiple(records) == 12
-    assert required_multiple(records[:1] + records[3:]) is None
-
-
-@pytest.mark.parametrize(
-    "multiple, most, found", [(1, 3, 3), (2, 3, 2), (2, 4, 4), (4, 3, 0), (3, 11, 9)]
-)
-def test_the_largest_number_of_ranks_that_will_do(multiple, most, found):
-    assert largest_multiple(multiple, most) == found
+    assert least_ranks(records) == 6
+    assert least_ranks(records[:1] + records[3:]) is None

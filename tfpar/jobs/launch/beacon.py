@@ -10,7 +10,6 @@ import atexit
 import contextlib
 import faulthandler
 import json
-import math
 import os
 import select
 import signal
@@ -103,7 +102,7 @@ class Beacon:
         self._told: tuple[_Now, TaskProgress | None] = (self._now, None)
         self._stages: tuple[int, ...] = ()
         self._steps = 0
-        self._rank_multiple = 1
+        self._least_ranks = 1
         self._heard_from = b""
         self._peers: list[str] = []
         self._peers_are_known = threading.Event()
@@ -170,10 +169,10 @@ class Beacon:
         """Set the number of steps that this rank has taken."""
         self._steps = steps
 
-    def needs_multiples_of(self, num_ranks: int) -> None:
+    def needs_at_least(self, num_ranks: int) -> None:
         """Report that a part of this rank's program runs on so many actors, as a pipeline does."""
-        self._rank_multiple = math.lcm(self._rank_multiple, num_ranks)
-        self._send({"say": "multiple", "ranks": self._rank_multiple})
+        self._least_ranks = max(self._least_ranks, num_ranks)
+        self._send({"say": "least", "ranks": self._least_ranks})
 
     def peers(self) -> list[str] | None:
         """The addresses from which all ranks reach each other; waits until all have come.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import signal
 import threading
@@ -52,7 +51,7 @@ def _run_attempts(
     signals: list[signal.Signals],
     environ: Mapping[str, str],
 ) -> int:
-    attempt, size, multiple = 0, num_ranks, 1
+    attempt, size, least = 0, num_ranks, 1
     while True:
         outcome = run_attempt(options, allocate(hosts, size), attempt, signals, environ)
         if not outcome.blamed:
@@ -66,14 +65,12 @@ def _run_attempts(
         if left < options.min_ranks:
             say(f"{lost}; {left} slots are left, fewer than --min-np {options.min_ranks}.")
             return outcome.code
-        multiple = required_multiple(outcome.records) or multiple
-        size = largest_multiple(multiple, min(num_ranks, left))
-        if size < options.min_ranks:
-            would = f"{size} ranks" if size else f"{multiple} at least"
+        least = least_ranks(outcome.records) or least
+        size = min(num_ranks, left)
+        if size < least:
             say(
-                f"{lost}; {left} slots are left, and the program, whose pipeline has {multiple} "
-                f"sets of ranks, runs with multiples of {multiple}: {would}, not --min-np "
-                f"{options.min_ranks}."
+                f"{lost}; {left} slots are left, and the program, whose pipeline has {least} sets "
+                f"of ranks, runs with {least} ranks at least."
             )
             return outcome.code
         if attempt == options.restarts:
@@ -83,16 +80,10 @@ def _run_attempts(
         say(f"{lost}; restarting with {size} ranks (attempt {attempt} of {options.restarts})")
 
 
-def required_multiple(records: Iterable[RankStatus]) -> int | None:
-    """Return the number of which the program's ranks have to be a multiple; None if unknown."""
-    told = [r.signs.rank_multiple for r in records if r.signs is not None]
-    known = [multiple for multiple in told if multiple is not None]
-    return math.lcm(*known) if known else None
-
-
-def largest_multiple(multiple: int, most: int) -> int:
-    """The largest multiple that is at most `most`; 0 if there is none."""
-    return most - most % multiple
+def least_ranks(records: Iterable[RankStatus]) -> int | None:
+    """Return the number of ranks that the program runs with at least; None if unknown."""
+    told = [r.signs.least_ranks for r in records if r.signs is not None]
+    return max((least for least in told if least is not None), default=None)
 
 
 def _lost_slots(outcome: AttemptResult, hosts: Sequence[Host]) -> list[str]:

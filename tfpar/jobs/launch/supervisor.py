@@ -49,7 +49,7 @@ class Signs:
         done_at: when its program came to its end.
         left: it has ended in good order.
         lost_at: the connection ended, and it had not left.
-        rank_multiple: its program runs with multiples of so many ranks; None before it knows.
+        least_ranks: that its program runs with; None before it knows.
     """
 
     connected_at: float
@@ -65,7 +65,7 @@ class Signs:
     stages: tuple[int, ...] = ()
     steps: int = 0
     reached: TaskProgress | None = None
-    rank_multiple: int | None = None
+    least_ranks: int | None = None
 
 
 class Supervisor:
@@ -161,8 +161,8 @@ class Supervisor:
                     steps=int(message["steps"]),
                     reached=TaskProgress(*message["reached"]) if message["reached"] else None,
                 )
-            elif say == "multiple":
-                signs = replace(signs, rank_multiple=max(1, int(message["ranks"])))
+            elif say == "least":
+                signs = replace(signs, least_ranks=max(1, int(message["ranks"])))
             elif say == "failed":
                 failure = Failure(str(message["kind"]), str(message["message"]), now)
                 signs = replace(signs, failure=failure)

@@ -41,6 +41,7 @@ def assign_stages(
     cluster: Cluster,
     constraints: Sequence[Constraint] = (),
     *,
+    sizes: tuple[int, ...] = (),
     owners: Mapping[str, int] | None = None,
     part: bool = False,
     ranks: tuple[int, ...] = (),
@@ -61,6 +62,7 @@ def assign_stages(
         step: captured and simplified.
         cluster: the machines of all ranks.
         constraints: those of `tap.stage` fix stages.
+        sizes: the number of ranks of each actor; by default that of the plan's mesh.
         owners: the stages in which variables are placed already, by name: their first readers stay
             there, where no constraint says otherwise. If they cannot all stay, all may move: a
             model that was compiled again may read them in another order.
@@ -84,7 +86,7 @@ def assign_stages(
         SearchStopped: the search was given up meanwhile.
     """
     schedule = pipeline.order
-    sizes = pipeline.sizes(plan.mesh.size * schedule.num_actors)
+    sizes = sizes or (plan.mesh.size,) * schedule.num_actors
     placed = cluster.part(ranks) if ranks else cluster
     if schedule.num_stages == 1:
         return plan

@@ -183,6 +183,7 @@ class StepPlanner:
             pipeline,
             cluster,
             constraints,
+            sizes=sizes,
             owners=self._owners(captured),
             part=part,
             ranks=find_actor_ranks(captured, session) or (),
@@ -200,6 +201,7 @@ class StepPlanner:
             compression=options.compression,
             pipeline=pipeline,
             jit_compile=self.jit_compile,
+            num_ranks=session.mesh.size,
         )
         plan = with_prices(plan, state_problem(captured, request, batch_size), cluster)
         if session.cluster is not None or options.memory_limit is not None:
@@ -352,6 +354,7 @@ class StepPlanner:
             find_actor_ranks(captured, session),
             report,
             jit_compile=self.jit_compile,
+            num_ranks=session.mesh.size,
         )
         one = StepSearch(
             captured,

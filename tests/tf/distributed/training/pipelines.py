@@ -118,6 +118,28 @@ def four_stages(place: Place) -> Results:
     return results
 
 
+def unlike_numbers_of_ranks(place: Place) -> Results:
+    """A stage on one rank, the other on three: dropout, clipping by the norm of all stages,
+    metrics, scores; microbatches of which each stage has its own parts."""
+    with place.parallel(mesh=[4], **pipeline(2, 2, ranks=[[2], [0, 1, 3]])):
+        optimizer = keras.optimizers.Adam(0.01, global_clipnorm=0.3)
+        model = deep(optimizer, metrics=["mae"])
+    results = trained(model, X, Y, batch_size=8, shuffle=False)
+    check_stages(place, model, (1,), 2)
+    return {**results, **scored(place, model)}
+
+
+def unlike_stages_with_joins(place: Place) -> Results:
+    """On 2, 1 and 1 ranks, with the backward pass in halves: what joins has of batch statistics."""
+    with place.parallel(mesh=[4], **pipeline(3, 2, "zb-h1", ranks=[[1, 3], [0], [2]])):
+        inputs = keras.Input((6,))
+        h = layers.BatchNormalization()(layers.Dense(10, "tanh", name="fc1")(inputs))
+        h = layers.BatchNormalization()(layers.Dense(10, "tanh", name="fc2")(h))
+        model = keras.Model(inputs, layers.Dense(2, name="last")(h))
+        model.compile("sgd", "mse", jit_compile=False)
+    return trained(model, X, Y, batch_size=8, shuffle=False)
+
+
 def virtual_stages(place: Place) -> Results:
     """Each set of ranks has two."""
     with place.parallel(mesh=[4], **pipeline(2, 4, "zb-v")):
@@ -160,9 +182,11 @@ def statistics_of_microbatches(place: Place) -> Results:
 JOURNEY: Sequence[tuple[Sequence[int], Mapping[str, Any]]] = (
     ([4], pipeline(2)),
     ([4], {}),
+    ([4], pipeline(2, ranks=[[0, 1, 2], [3]])),
     ([4], pipeline(4)),
 )
-"""A pipeline of two with data parallelism, data parallelism alone, a pipeline of four."""
+"""A pipeline of two with data parallelism, data parallelism alone, a pipeline of three ranks and
+one, a pipeline of four."""
 
 
 def checkpoints_move_between_pipelines(place: Place) -> Results:
@@ -303,6 +327,8 @@ SHAPES: list[Case] = [stages_and_data_parallelism, stages_and_tensor_parallelism
 
 ON_FOUR: list[Case] = [
     *SHAPES,
+    unlike_numbers_of_ranks,
+    unlike_stages_with_joins,
     virtual_stages,
     stages_of_ranks_of_unequal_speed,
     checkpoints_move_between_pipelines,
@@ -310,6 +336,8 @@ ON_FOUR: list[Case] = [
 ]
 WITH_TENSORFLOW: list[Case] = [
     *SHAPES,
+    unlike_numbers_of_ranks,
+    unlike_stages_with_joins,
     batch_statistics_in_stages,
     statistics_of_microbatches,
     models_saved_in_stages,

@@ -58,6 +58,7 @@ BY_DAY: dict[str, list[Case]] = {
     "four": [
         layouts.two_dimensional_tensor_parallel,  # groups of two, across each other
         pipelines.virtual_stages,  # sends both ways, and two stages a set of ranks
+        pipelines.unlike_numbers_of_ranks,  # a rank sends to several, and gets from several
         drifts.another_slot,
     ],
     "four_with_tensorflow": [
