@@ -101,7 +101,7 @@ def _wish_of(view: View, op: Op, tensor: Tensor, axis: int, depth: int, even: bo
             continue
         if isinstance(further, Replicate) or further.dim not in back:
             return Replicate()
-        here = Shard(back[further.dim])
+        here = Shard(back[further.dim], further.stride, further.unit)
         if wanted is not None and wanted != here:
             return Replicate()
         wanted = here
