@@ -56,7 +56,7 @@ class TrialRanking:
 
     def learn(self, measured: Mapping[int, float]) -> None:
         """Correct the cluster by all seconds that were measured, by the numbers of their plans."""
-        plans = [plan for plan in measured if math.isfinite(self._seconds(plan, Correction()))]
+        plans = [plan for plan in measured if self._is_known(plan)]
         logs = np.log([measured[plan] for plan in plans])
         self._fit = self._fit.to(lambda factors: self._logs(plans, factors), logs)
         self.correction = self._correction(self._fit.factors)
@@ -71,10 +71,13 @@ class TrialRanking:
         return min(hopeful, key=self.seconds, default=None)
 
     def _may_beat(self, plan: int, best_s: float) -> bool:
-        if not math.isfinite(self.seconds(plan)):
+        if not self._is_known(plan):
             return True
         (log,), (deviation,) = self._fit.predict(lambda factors: self._logs([plan], factors))
         return bool(log - SURE * deviation < math.log(best_s))
+
+    def _is_known(self, plan: int) -> bool:
+        return 0 < self._seconds(plan, Correction()) < math.inf
 
     def _logs(self, plans: Sequence[int], factors: np.ndarray) -> np.ndarray:
         """The logarithms of the seconds of plans."""
@@ -112,8 +115,8 @@ _DIFFERENCE = math.log(1.05)
 _LONGEST = math.log(10.0)
 """The most by which an iteration changes a factor's logarithm."""
 
-_SETTLED = 0.01
-"""An iteration that changes none by more is the last one."""
+_SETTLED = 0.03
+"""An iteration that changes none by more is the last one: predictions are less certain."""
 
 _ITERATIONS, _HALVINGS = 12, 6  # at most
 
@@ -125,12 +128,16 @@ Predict = Callable[[np.ndarray], np.ndarray]
 class _Fit:
     """Logarithms of factors, and how sure they are.
 
-    Before anything is measured they are 0, with a standard deviation of `SPREAD` each; predictions
-    by the right factors deviate by `UNCERTAINTY`.
+    Before anything is measured they are 0, with a standard deviation of `SPREAD` each.
+
+    Attributes:
+        error: by which predictions by the right factors deviate: that of those which were
+            measured, and `UNCERTAINTY` at least.
     """
 
     factors: np.ndarray
     covariance: np.ndarray
+    error: float = UNCERTAINTY
 
     @classmethod
     def unmeasured(cls, count: int) -> _Fit:
@@ -147,9 +154,9 @@ class _Fit:
 
         factors = self.factors
         for _ in range(_ITERATIONS):
-            slopes, covariance = _linearized(predict, factors)
-            errors = logs - predict(factors)
-            step = covariance @ (slopes.T @ errors / UNCERTAINTY**2 - factors / SPREAD**2)
+            slopes = _slopes(predict, factors)
+            pull = slopes.T @ (logs - predict(factors)) / UNCERTAINTY**2 - factors / SPREAD**2
+            step = _covariance(slopes, UNCERTAINTY) @ pull
             step *= min(1.0, _LONGEST / max(np.abs(step).max(), _SETTLED))
             for _ in range(_HALVINGS):
                 if loss(factors + step) <= loss(factors):
@@ -158,20 +165,22 @@ class _Fit:
                 step = step / 2
             if np.abs(step).max() < _SETTLED:
                 break
-        return _Fit(factors, _linearized(predict, factors)[1])
+        errors = logs - predict(factors)
+        error = max(UNCERTAINTY, math.sqrt(np.mean(errors**2)))
+        return _Fit(factors, _covariance(slopes, error), error)
 
     def predict(self, predict: Predict) -> tuple[np.ndarray, np.ndarray]:
         """Predict the logarithms of measurements, and their standard deviations."""
         slopes = _slopes(predict, self.factors)
-        variances = np.einsum("ij,jk,ik->i", slopes, self.covariance, slopes) + UNCERTAINTY**2
+        variances = np.einsum("ij,jk,ik->i", slopes, self.covariance, slopes) + self.error**2
         return predict(self.factors), np.sqrt(variances)
 
 
-def _linearized(predict: Predict, factors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The slopes of predictions, and the covariance of factors that are fitted to such ones."""
-    slopes = _slopes(predict, factors)
-    precision = slopes.T @ slopes / UNCERTAINTY**2 + np.eye(len(factors)) / SPREAD**2
-    return slopes, np.linalg.inv(precision)
+def _covariance(slopes: np.ndarray, error: float) -> np.ndarray:
+    """The covariance of factors that are fitted to measurements with such slopes and errors."""
+    _, count = slopes.shape
+    precision = slopes.T @ slopes / error**2 + np.eye(count) / SPREAD**2
+    return np.asarray(np.linalg.inv(precision))
 
 
 def _slopes(predict: Predict, factors: np.ndarray) -> np.ndarray:

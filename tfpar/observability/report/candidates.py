@@ -110,15 +110,7 @@ def _seconds(cost: Cost) -> dict[str, float]:
 
 # --- trials ---------------------------------------------------------------------------------
 
-_TRIAL_COLUMNS = (
-    "Plan",
-    "Predicted",
-    "Corrected",
-    "Measured",
-    "Measured / predicted",
-    "Measured / corrected",
-    "Why not",
-)
+_TRIAL_COLUMNS = ("Plan", "Predicted", "Corrected", "Measured", "Measured / predicted", "Why not")
 
 
 def trials_table(trials: Sequence[CandidateSummary]) -> str:
@@ -126,31 +118,33 @@ def trials_table(trials: Sequence[CandidateSummary]) -> str:
     the cluster as described and as trials corrected it, and what was measured."""
     rows = []
     for trial in trials:
-        times = trial.seconds, trial.corrected_s, trial.measured_s
-        ratios = (_ratio(trial.measured_s, predicted) for predicted in times[:2])
-        rows.append([trial.name, *map(_shown, times), *ratios, trial.why])
-    return render_table("Plans that were tried", _TRIAL_COLUMNS, rows, numeric=range(1, 6))
-
-
-def _ratio(measured_s: float | None, predicted_s: float | None) -> str:
-    return f"{measured_s / predicted_s:.2f}" if measured_s and predicted_s else ""
+        predicted, measured = trial.seconds, trial.measured_s
+        ratio = f"{measured / predicted:.2f}" if measured and predicted else ""
+        times = map(_shown, (predicted, trial.corrected_s, measured))
+        rows.append([trial.name, *times, ratio, trial.why])
+    return render_table("Plans that were tried", _TRIAL_COLUMNS, rows, numeric=range(1, 5))
 
 
 def correction_text(correction: Correction) -> str:
-    """`work takes 3.0 times, links within nodes 1.0 times as long as described`."""
+    """`work takes 3 times, links within nodes 0.5 times as long as the cluster says`."""
     names = {"work": "work", "within": "links within nodes", "between": "links between nodes"}
     factors = dataclasses.asdict(correction)
     shown = [
-        f"{names[name]} {'takes ' if name == 'work' else ''}{factor:.2g} times"
+        f"{names[name]}{' takes' if name == 'work' else ''} {_factor(factor)} times"
         for name, factor in factors.items()
         if name == "work" or factor != 1
     ]
     return f"{', '.join(shown)} as long as the cluster says"
 
 
+def _factor(factor: float) -> str:
+    return f"{factor:,.0f}" if factor >= 10 else f"{factor:.2g}"
+
+
 def trials_text(tried: int, candidates: int, correction: Correction) -> str:
-    """`tried 3 of 5 plans: work takes 3.0 times as long as the cluster says`."""
-    return f"tried {tried} of {candidates} plans: {correction_text(correction)}"
+    """`tried 3 of 5 plans: work takes 3 times as long as the cluster says`."""
+    plans = "plan" if candidates == 1 else "plans"
+    return f"tried {tried} of {candidates} {plans}: {correction_text(correction)}"
 
 
 def trial_text(trial: Candidate) -> str:
