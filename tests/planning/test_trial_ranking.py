@@ -103,9 +103,9 @@ def test_none_is_tried_that_cannot_win():
 def test_what_failed_or_is_not_predicted_corrects_nothing():
     ranking = TrialRanking([BY_WORK, UNKNOWN, BETWEEN], DESCRIBED)
     ranking.learn({})
-    assert ranking.correction == Correction()
+    assert ranking.correction is None
     ranking.learn({1: 0.5})
-    assert ranking.correction == Correction()
+    assert ranking.correction is None
     assert ranking.choose([0, 1, 2], math.inf) == 0
     assert ranking.choose([1], 0.5) == 1  # which nothing speaks against
 

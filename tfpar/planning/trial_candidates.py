@@ -48,26 +48,26 @@ def select_trial_candidates(
 def attach_trials(
     plans: Sequence[Plan],
     trials: Mapping[int, Candidate],
-    correction: Correction,
-    corrected_s: Sequence[float | None],
+    correction: Correction | None = None,
+    corrected_s: Sequence[float | None] = (),
 ) -> Plan:
     """Return the plan that was measured to be fastest, with all that was found out.
 
     Args:
         plans: that the trials chose from.
         trials: by the numbers of their plans, in the order in which they ran; one was measured.
-        correction: of the cluster, by what they took.
-        corrected_s: seconds of each plan on the corrected cluster; None: not known.
+        correction: of the cluster, by what they took; None: it is not known.
+        corrected_s: seconds of each plan on the corrected cluster, by its number.
     """
+    anew = dict(enumerate(corrected_s))
     told = {
-        at: dataclasses.replace(trial, corrected_s=corrected_s[at]) for at, trial in trials.items()
+        at: dataclasses.replace(trial, corrected_s=anew.get(at)) for at, trial in trials.items()
     }
     # Those that could not be run come last.
     order = sorted(told, key=lambda at: _or_infinite(told[at].measured_s))
-    anew = {name_of_plan(plan): s for plan, s in zip(plans, corrected_s, strict=True)}
-    best = plans[order[0]]
+    best, by_name = plans[order[0]], {name_of_plan(plans[at]): s for at, s in anew.items()}
     rivals = (
-        dataclasses.replace(rival, corrected_s=anew.get(rival.name))
+        dataclasses.replace(rival, corrected_s=by_name.get(rival.name))
         for rival in best.findings.rivals
     )
     return best.with_findings(

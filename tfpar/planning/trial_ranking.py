@@ -39,11 +39,12 @@ class TrialRanking:
         cluster: as described.
 
     Attributes:
-        correction: by all that was measured so far.
+        correction: by all that was measured so far; None before, and where nothing was predicted of
+            what was measured.
     """
 
     def __init__(self, prices: Sequence[Price], cluster: Cluster) -> None:
-        self.correction = Correction()
+        self.correction: Correction | None = None
         self._prices, self._cluster = prices, cluster
         self._factors = _factors_of(cluster)
         self._fit = _Fit.unmeasured(len(self._factors))
@@ -52,14 +53,14 @@ class TrialRanking:
 
     def seconds(self, plan: int) -> float:
         """Predict the seconds of a step by a plan, by its number, on the corrected cluster."""
-        return self._seconds(plan, self.correction)
+        return self._seconds(plan, self.correction or Correction())
 
     def learn(self, measured: Mapping[int, float]) -> None:
         """Correct the cluster by all seconds that were measured, by the numbers of their plans."""
         plans = [plan for plan in measured if self._is_known(plan)]
         logs = np.log([measured[plan] for plan in plans])
         self._fit = self._fit.to(lambda factors: self._logs(plans, factors), logs)
-        self.correction = self._correction(self._fit.factors)
+        self.correction = self._correction(self._fit.factors) if plans else None
 
     def choose(self, left: Iterable[int], best_s: float) -> int | None:
         """Choose the plan to try next: the one that is predicted to be fastest; None if none is

@@ -138,16 +138,20 @@ class _Trials:
         if not _measured_of(trials):
             return plans[0]
 
-        def corrected() -> tuple[dict[str, float], list[float | None]]:
-            seconds = map(ranking().seconds, range(len(plans)))
+        def corrected() -> tuple[dict[str, float], list[float | None]] | None:
+            correction, seconds = ranking().correction, map(ranking().seconds, range(len(plans)))
+            if correction is None:
+                return None
             known = [s if math.isfinite(s) else None for s in seconds]
-            return dataclasses.asdict(ranking().correction), known
+            return dataclasses.asdict(correction), known
 
-        correction, seconds = self._first("correcting the cluster", corrected)
-        best = attach_trials(plans, trials, Correction(**correction), seconds)
-        assert best.findings.correction is not None, "what was measured corrects"
-        self._step.session.tell(trials_text(len(trials), len(plans), best.findings.correction))
-        return best
+        told_of = self._first("correcting the cluster", corrected)
+        if told_of is None:
+            return attach_trials(plans, trials)
+        factors, seconds = told_of
+        correction = Correction(**factors)
+        self._step.session.tell(trials_text(len(trials), len(plans), correction))
+        return attach_trials(plans, trials, correction, seconds)
 
     def _tried(self, trial: Candidate, plan: Plan) -> Candidate:
         """`trial` with what was measured, or why nothing was."""
