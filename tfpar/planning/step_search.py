@@ -163,8 +163,8 @@ class StepSearch:
     def repricer(
         self, plan: Plan, request: PlanRequest, everyone: Mesh
     ) -> Callable[[Cluster], Plan]:
-        """Return what prices a plan on machines of as many ranks; what does not depend on machines
-        is computed once.
+        """Return the pricer of a plan on any machines of as many ranks, which computes once all
+        that does not depend on machines.
 
         Args:
             request: of the same step; stages and microbatches are the plan's.

@@ -206,7 +206,7 @@ class _Trials:
         return bool(self._first("timing trials", self._deadline.over))
 
     def _first(self, what: str, make: Callable[[], Any]) -> Any:
-        """What `make` makes, a JSON value; of several processes what the first one's makes."""
+        """Make a JSON value; of several processes the first one makes it, and all have it."""
         return make() if self._world is None else self._world.first(what, make)
 
     def _together(self, what: str, act: Callable[[], None]) -> None:
@@ -217,7 +217,7 @@ class _Trials:
 
 
 def _measured_of(trials: Mapping[int, Candidate]) -> dict[int, float]:
-    """The seconds of those that ran, by the numbers of their plans."""
+    """Return the seconds of those that ran, by the numbers of their plans."""
     found = {at: trial.measured_s for at, trial in trials.items()}
     return {at: seconds for at, seconds in found.items() if seconds is not None}
 
