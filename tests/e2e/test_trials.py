@@ -56,13 +56,14 @@ def test_trials_change_the_choice_and_no_number(tmp_path):
     assert first.measured_s == min(trial.measured_s for trial in plan.findings.trials)
     predicted = min(plan.findings.trials, key=lambda trial: trial.seconds)
     assert predicted is not first and predicted.name.startswith("2 stages")
-    assert len({trial.name for trial in plan.findings.trials}) == len(plan.findings.trials) <= 3
+    assert len({trial.name for trial in plan.findings.trials}) == len(plan.findings.trials) == 3
     assert first.seconds == plan.cost.seconds
     # The machines that explain what was measured, by which the others were left out.
-    assert first.corrected_s == pytest.approx(first.measured_s, rel=0.5)
+    assert first.corrected_s < 0.5 * first.seconds
     write_cluster(plan.corrected_cluster, tmp_path / "corrected.toml")
     asked_again = {"cluster": tmp_path / "corrected.toml", "pipeline": "auto", "planner": "tap"}
-    assert tap.plan(deep, data, [2], **asked_again).stages is None  # without trials
+    again = tap.plan(deep, data, [2], **asked_again)
+    assert again.cluster.fingerprint() == plan.corrected_cluster.fingerprint()
     untried = {r.name for r in plan.findings.rivals} - {t.name for t in plan.findings.trials}
     assert all(r.corrected_s for r in plan.findings.rivals if r.name in untried and r.cost)
     # What was tried lost by what was measured, whatever was predicted.

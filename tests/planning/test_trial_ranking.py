@@ -91,13 +91,14 @@ def test_the_next_trial_is_the_best_plan_though_predictions_had_it_last():
 
 
 def test_none_is_tried_that_cannot_win():
-    """Of plans that use the same parts alike, one trial tells all."""
-    alike = [Scripted(f, f / 2, f / 4) for f in (1.0, 1.1, 1.5, 2.0)]
+    """Of plans that use the same parts alike, those that put the prediction to the test tell
+    all: one more than there are factors."""
+    alike = [Scripted(f, f / 2, f / 4) for f in (1.0, 1.1, 1.5, 2.0, 1.8, 2.2)]
     _, tried = try_all(alike, Correction(2.0, 2.0, 2.0))
-    assert tried == [0, 1]
-    other = Scripted(0.0, 3.5, 0.0)  # of which they tell little
+    assert tried == [0, 1, 2, 4]
+    other = Scripted(0.0, 5.0, 0.0)  # of which they tell little
     _, tried = try_all([*alike, other], Correction(2.0, 2.0, 2.0))
-    assert tried == [0, 1, 4]
+    assert tried == [0, 1, 2, 4, 6]
 
 
 def test_what_failed_or_is_not_predicted_corrects_nothing():
@@ -112,12 +113,13 @@ def test_what_failed_or_is_not_predicted_corrects_nothing():
 
 def test_a_prediction_that_explains_no_trial_rules_out_less():
     """Of equal plans one takes twice as long as the other: chance, or what no factor is of."""
-    plans = [Scripted(1.0), Scripted(1.0), Scripted(1.5)]
-    ranking = TrialRanking(plans, DESCRIBED)
-    ranking.learn({0: 1.0, 1: 1.0})
-    assert ranking.choose([2], 1.0) is None
-    ranking.learn({0: 1.0, 1: 2.0})
-    assert ranking.choose([2], 1.0) == 2
+    ranking = TrialRanking([*[Scripted(1.0)] * 4, Scripted(1.5)], DESCRIBED)
+    ranking.learn({0: 1.0, 1: 1.0, 2: 1.0})
+    assert ranking.choose([4], 1.0) == 4  # factors would explain anything
+    ranking.learn({0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0})
+    assert ranking.choose([4], 1.0) is None
+    ranking.learn({0: 1.0, 1: 2.0, 2: 1.0, 3: 2.0})
+    assert ranking.choose([4], 1.0) == 4
 
 
 def test_a_factor_without_evidence_stays_as_described():

@@ -66,7 +66,8 @@ class TrialRanking:
         """Choose the plan to try next: the one that is predicted to be fastest; None if none is
         likely to take less than `best_s`, the best that was measured.
 
-        Those whose seconds are not known are likely to, and come last.
+        Any is likely to until more plans were measured than there are factors, which puts the
+        prediction to the test. Those whose seconds are not known always are, and come last.
         """
         hopeful = [plan for plan in left if self._may_beat(plan, best_s)]
         return min(hopeful, key=self.seconds, default=None)
@@ -133,12 +134,12 @@ class _Fit:
 
     Attributes:
         error: by which predictions by the right factors deviate: that of those which were
-            measured, and `UNCERTAINTY` at least.
+            measured, and `UNCERTAINTY` at least; infinite where there are too few to say.
     """
 
     factors: np.ndarray
     covariance: np.ndarray
-    error: float = UNCERTAINTY
+    error: float = math.inf
 
     @classmethod
     def unmeasured(cls, count: int) -> _Fit:
@@ -166,8 +167,10 @@ class _Fit:
                 step = step / 2
             if np.abs(step).max() < _SETTLED:
                 break
-        errors = logs - predict(factors)
-        error = max(UNCERTAINTY, math.sqrt(np.mean(errors**2)))
+        errors, spare = logs - predict(factors), len(logs) - len(factors)
+        if spare <= 0:  # factors explain whatever was measured
+            return _Fit(factors, _covariance(slopes, UNCERTAINTY))
+        error = max(UNCERTAINTY, math.sqrt(float(errors @ errors) / spare))
         return _Fit(factors, _covariance(slopes, error), error)
 
     def predict(self, predict: Predict) -> tuple[np.ndarray, np.ndarray]:
