@@ -121,7 +121,7 @@ BELOW = {
         "cluster compile.local cost ir jobs.calibration planning plans spec tf.capture "
         "tf.distributed tf.interop tf.keras tf.runtime tf.steps"
     ),
-    "observability.report": "cost ir pipeline plans propagation readable rules spec",
+    "observability.report": "cluster cost ir pipeline plans propagation readable rules spec",
     "observability.timeline": (
         "cluster compile compile.local cost ir jobs.launch observability.report spec "
         "tf.distributed tf.interop writable"

@@ -86,8 +86,9 @@ class Options:
             share the cores of one machine, which a sum takes as well, else True.
         trials: a number of plans, or a `tap.Trials`: before the first training step of `fit`, the
             best few plans by prediction each take some steps on its batch, and the one that is
-            measured to be fastest is kept. Weights, slots, random state and data are as if they had
-            not. By default the plan that is predicted to be fastest is taken.
+            measured to be fastest is kept. What each takes corrects the prediction for the others.
+            Weights, slots, random state and data are as if they had not. By default the plan that
+            is predicted to be fastest is taken.
         verbose: 1 shows a line for each plan: mesh, planner, what is split, and the predicted time
             and memory against one device; 0 shows none.
 

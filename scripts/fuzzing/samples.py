@@ -14,6 +14,7 @@ from tests.planning import tiny
 from tfpar.cluster.description import MeasuredCollective
 from tfpar.cluster.files import describe
 from tfpar.cluster.lookup import find_cluster
+from tfpar.cluster.scaling import Correction
 from tfpar.constraints import Constraint
 from tfpar.cost.cost import Cost
 from tfpar.cost.pipeline_cost import PipelineCost, StageCost
@@ -121,13 +122,16 @@ def planned() -> Plan:
             layouts=(Candidate("data=4", 2e-3, 1e9),),
             baselines=(Candidate("one device", 3e-3, 2e9),),
             rivals=(
-                dataclasses.replace(Candidate.priced("model=4", cost), reason="slower", links=2.0),
+                dataclasses.replace(
+                    Candidate.priced("model=4", cost), reason="slower", links=2.0, corrected_s=4e-3
+                ),
                 Candidate("data=4", reason="does not fit"),
             ),
             trials=(
-                Candidate("data=2 x model=2", 1e-3, measured_s=2e-3),
+                Candidate("data=2 x model=2", 1e-3, measured_s=2e-3, corrected_s=2.1e-3),
                 Candidate("data=4", reason="failed"),
             ),
+            correction=Correction(3.0, 1.0, 0.5),
             passed_over=(2e-3, 7),
         ),
         ops={"m/a/MatMul": OpPlan((whole, laid), (laid,), (whole,))},

@@ -12,6 +12,7 @@ import tfpar as tap
 from tests.cases import nightly
 from tests.e2e.test_pipelines_found import deep, machines, rows
 from tests.equivalence import assert_equivalent, train
+from tfpar.cluster import Correction, write_cluster
 from tfpar.observability.report import explain_rejection
 from tfpar.spec import ArgumentError
 from tfpar.tf.steps import trials as module
@@ -38,7 +39,7 @@ def fitted(trials: tap.Trials | int) -> keras.Model:
 
 
 @pytest.mark.slow
-def test_trials_change_the_choice_and_no_number():
+def test_trials_change_the_choice_and_no_number(tmp_path):
     data, asked = rows(16), {"pipeline": "auto", "trials": 3}
     parallel, _ = assert_equivalent(
         deep,
@@ -57,15 +58,21 @@ def test_trials_change_the_choice_and_no_number():
     assert predicted is not first and predicted.name.startswith("2 stages")
     assert len({trial.name for trial in plan.findings.trials}) == len(plan.findings.trials) == 3
     assert first.seconds == plan.cost.seconds
+    # The machines that explain what was measured, by which the others were left out.
+    assert first.corrected_s < 0.5 * first.seconds
+    write_cluster(plan.corrected_cluster, tmp_path / "corrected.toml")
+    asked_again = {"cluster": tmp_path / "corrected.toml", "pipeline": "auto", "planner": "tap"}
+    again = tap.plan(deep, data, [2], **asked_again)
+    assert again.cluster.fingerprint() == plan.corrected_cluster.fingerprint()
+    untried = {r.name for r in plan.findings.rivals} - {t.name for t in plan.findings.trials}
+    assert all(r.corrected_s for r in plan.findings.rivals if r.name in untried and r.cost)
     # What was tried lost by what was measured, whatever was predicted.
     rival = next(rival for rival in plan.findings.rivals if rival.name == predicted.name)
     assert "measured" in explain_rejection(rival, plan)
     assert "Plans that were tried" in plan.summary(full=True)
     again = tap.Plan.from_json(plan.to_json())
-    assert (again.findings.trials, again.findings.rivals) == (
-        plan.findings.trials,
-        plan.findings.rivals,
-    )
+    for name in ("trials", "rivals", "correction"):
+        assert getattr(again.findings, name) == getattr(plan.findings, name)
     # The very same steps as of a model that was given this plan.
     given = train(
         deep,
@@ -79,6 +86,40 @@ def test_trials_change_the_choice_and_no_number():
     assert given.losses == parallel.losses
     for mine, its in zip(given.weights, parallel.weights, strict=True):
         np.testing.assert_array_equal(mine, its)
+
+
+@pytest.mark.slow
+def test_machines_that_are_not_as_described_are_found_out(monkeypatch):
+    """Each trial takes what its plan costs on machines with devices three times as slow as
+    described and links three times as fast: the second one is the best of all, by description the
+    last."""
+    truth, told = Correction(work=3.0, between=1 / 3), []
+
+    def measured(self, name, plan):
+        ranking = self._step.planner.ranking(self._step.prepared(self._specs), 32, [plan])
+        told.append(plan.cost.seconds)
+        assert ranking.seconds(0) == pytest.approx(told[-1])
+        ranking.correction = truth
+        return ranking.seconds(0)
+
+    monkeypatch.setattr(module._Trials, "_measured", measured)
+    asked = {"cluster": machines(3e7), "pipeline": "auto", "planner": "tap", "verbose": 0}
+    with tap.auto_parallel([2], trials=2, **asked):
+        model = deep(32)
+    model.fit(*rows(32, 32), batch_size=32, verbose=0)
+    plan = tap.plan_of(model)
+    found = plan.findings
+    assert plan.stages is None and plan.batch_axes and plan.cost.seconds == told[1]
+    left = [rival for rival in found.rivals if rival.name not in {t.name for t in found.trials}]
+    assert left and told[1] > max(rival.seconds for rival in left)
+    assert found.correction.work == pytest.approx(truth.work, rel=0.3)
+    assert found.correction.between < 0.6
+    for trial in found.trials:
+        assert trial.corrected_s == pytest.approx(trial.measured_s, rel=0.1)
+    for rival in left:
+        assert rival.corrected_s > found.trials[0].measured_s
+        assert explain_rejection(rival, plan).startswith("not tried: corrected by trials, ")
+    assert "By trials, work takes" in plan.summary(full=True)
 
 
 class Noisy(layers.Layer):
@@ -145,6 +186,7 @@ def test_a_plan_that_cannot_be_run_is_left_out(monkeypatch, caplog):
     ran, failed = plan.findings.trials
     assert failed.seconds <= ran.seconds and failed.measured_s is None
     assert failed.reason == "failed: OOM when allocating"
+    assert ran.corrected_s == pytest.approx(ran.measured_s, rel=0.1)  # by it alone
     assert plan.cost.seconds == ran.seconds
     (line,) = [line for line in caplog.messages if "left out" in line]
     assert failed.name in line and "OOM when allocating" in line
@@ -159,7 +201,8 @@ def test_where_no_plan_can_be_run_the_first_is_taken(monkeypatch, caplog):
 
     monkeypatch.setattr(module._Trials, "_take", take)
     plan = tap.plan_of(fitted(trials=2))
-    assert not plan.findings.trials and plan.cost.seconds <= plan.findings.rivals[0].cost.seconds
+    assert not plan.findings.trials and plan.corrected_cluster is None
+    assert plan.cost.seconds <= plan.findings.rivals[0].cost.seconds
     assert sum("left out" in line for line in caplog.messages) == 2
 
 

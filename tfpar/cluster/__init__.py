@@ -19,12 +19,19 @@ if TYPE_CHECKING:
         path_between,
         transfer_link,
     )
-    from tfpar.cluster.scaling import LinkSlowdown, scale_bandwidth, scale_times, spans_nodes
+    from tfpar.cluster.scaling import (
+        Correction,
+        LinkSlowdown,
+        scale_bandwidth,
+        scale_times,
+        spans_nodes,
+    )
 
 __all__ = [
     "ALGORITHMS",
     "TRANSFER",
     "Cluster",
+    "Correction",
     "Device",
     "Level",
     "Link",
@@ -64,6 +71,12 @@ __getattr__ = lazy_exports(
             "path_between",
             "transfer_link",
         ],
-        "tfpar.cluster.scaling": ["LinkSlowdown", "scale_bandwidth", "scale_times", "spans_nodes"],
+        "tfpar.cluster.scaling": [
+            "Correction",
+            "LinkSlowdown",
+            "scale_bandwidth",
+            "scale_times",
+            "spans_nodes",
+        ],
     },
 )

@@ -175,6 +175,7 @@ MEASURED: Mapping[str, Reader] = {
     "bandwidth": _rate,
     "group": ranks,
 }
+CORRECTION: Mapping[str, Reader] = {"work": _rate, "within": _rate, "between": _rate}
 CLUSTER: Mapping[str, Reader] = {
     "name": text,
     "overlap": _part_of_one,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
+from tfpar.cluster import check
 from tfpar.cluster.description import Cluster, Device, Level, MeasuredCollective, Node
 from tfpar.spec import Mesh
 
@@ -61,6 +62,29 @@ def scale_times(
         measured=tuple(map(measured_of, cluster.measured)),
         step_s=cluster.step_s * work,
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Correction:
+    """Correction of a cluster by measured steps: how many times as long as described things take.
+
+    Attributes:
+        work: what devices compute, and what starts a step (α of auto3d's eq. 3).
+        within, between: what goes over links within nodes, and over those between them (β of
+            eq. 1).
+    """
+
+    work: float = 1.0
+    within: float = 1.0
+    between: float = 1.0
+
+    def __post_init__(self) -> None:
+        check.settle(self, check.CORRECTION)
+
+    def apply(self, cluster: Cluster) -> Cluster:
+        """Return the cluster with its figures corrected."""
+        within, between = (LinkSlowdown(one, one) for one in (self.within, self.between))
+        return scale_times(cluster, work=self.work, within=within, between=between)
 
 
 def scale_bandwidth(cluster: Cluster, factor: float) -> Cluster:

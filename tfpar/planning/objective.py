@@ -71,7 +71,9 @@ class Trials:
         with tap.auto_parallel([2, 8], trials=tap.Trials(plans=5, seconds=300)): ...
 
     Args:
-        plans: the best few by prediction; of 1 it is only measured what was predicted.
+        plans: the most that are run, the best by prediction first; what they take corrects the
+            prediction for the others. None further is tried once none is likely to be faster. Of 1
+            it is only measured what was predicted.
         steps: that each takes on the first batch, besides one to warm up; the median counts.
         seconds: of all trials, about. No further plan is tried then, and the one that is being
             tried takes no further step. None: as many as it takes.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 
 from tfpar.cluster.description import Cluster, Device
 from tfpar.cluster.network import likeness
@@ -37,7 +37,7 @@ from tfpar.planning.inter_op.stopping import Enough
 from tfpar.planning.memory.memory_errors import check_room
 from tfpar.planning.memory.stages import StagedFit
 from tfpar.planning.meshes import LogicalMesh
-from tfpar.planning.pricing.price import price_plan
+from tfpar.planning.pricing.price import make_step_pricer, price_on, price_plan
 from tfpar.planning.pricing.repricing import reprice_plan
 from tfpar.planning.problem import Planner, Problem
 from tfpar.planning.problems import StepProblems
@@ -170,6 +170,16 @@ class StepSearch:
     def reprice(self, plan: Plan, request: PlanRequest, everyone: Mesh) -> Plan:
         """Price a plan in force on the machines of a request; without a cost if it does not train.
 
+        Args: as of `repricer`.
+        """
+        return self.repricer(plan, request, everyone)(request.cluster)
+
+    def repricer(
+        self, plan: Plan, request: PlanRequest, everyone: Mesh
+    ) -> Callable[[Cluster], Plan]:
+        """Return the pricer of a plan on any machines of as many ranks, which computes once all
+        that does not depend on machines.
+
         Args:
             request: of the same step; stages and microbatches are the plan's.
             everyone: all ranks, in their physical shape.
@@ -183,10 +193,15 @@ class StepSearch:
             ranks=None if stages is None else stages.ranks,
             num_ranks=everyone.size,
         )
-        priced = price_plan(plan, self.problem(asked), asked.cluster, self.batch_size)
-        if priced is None:
-            return plan.with_findings(cost=None)
-        return dataclasses.replace(priced, cluster=asked.cluster)
+        step = make_step_pricer(plan, self.problem(asked), asked.cluster)
+
+        def price(cluster: Cluster) -> Plan:
+            if step is None:
+                return plan.with_findings(cost=None)
+            priced = price_on(step.on(cluster), plan, cluster, self.batch_size)
+            return dataclasses.replace(priced, cluster=cluster)
+
+        return price
 
     def estimate(self, request: PlanRequest) -> RelaxedEstimate | None:
         """Return the relaxed estimate of the request's pipeline, with a second forward pass if the

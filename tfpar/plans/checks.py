@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from tfpar.cluster.description import Cluster
+from tfpar.cluster.scaling import Correction
 from tfpar.cost.cost import Cost
 from tfpar.ir.step import ModelLayer
 from tfpar.pipeline.statistics import BATCH_STATISTICS
@@ -107,6 +108,8 @@ def _check_findings(findings: Findings) -> None:
         arguments.instance("cost", findings.cost, Cost)
     for name in ("layouts", "baselines", "rivals", "trials", "attempts"):
         arguments.instances(name, getattr(findings, name), Candidate)
+    if findings.correction is not None:
+        arguments.instance("correction", findings.correction, Correction)
     arguments.flag("cut_short", findings.cut_short)
     if findings.passed_over is not None:
         passed_over = arguments.instances("passed_over", findings.passed_over, object)

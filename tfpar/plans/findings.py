@@ -7,6 +7,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
+from tfpar.cluster.scaling import Correction
 from tfpar.cost.cost import Cost
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ class Candidate:
         fits: whether it stores no more than it may; None where that was not looked at.
         measured_s: seconds of a step: the median of the steps that were run, of the slowest rank;
             None: it was not run.
+        corrected_s: seconds of a step, as predicted for the cluster that all trials have corrected;
+            None: it was not priced there.
         reason: why it was not priced, or could not be run.
         links: how many times as fast links would have to be for it to be taken; below 1, slower.
             None where that is not known, or no links are enough.
@@ -38,6 +41,7 @@ class Candidate:
     cost: Cost | None = None
     fits: bool | None = None
     measured_s: float | None = None
+    corrected_s: float | None = None
     reason: str = ""
     links: float | None = None
     plan: Plan | None = dataclasses.field(default=None, compare=False, repr=False)
@@ -60,6 +64,7 @@ class Findings:
         baselines: the step on one device, and in data parallelism.
         rivals: what else `pipeline="auto"` found or passed over, the fastest first.
         trials: the plans that were run before one was taken, this one first.
+        correction: of the plan's cluster, by what these took; None: nothing was measured.
         attempts: what was tried to make it fit into memory, in order, by the name of the move.
         passed_over: (seconds, collectives) of the fastest plan that was found, where a simpler one
             was taken that predictions cannot tell from it (`planning.intra_op.tie_breaking`).
@@ -72,6 +77,7 @@ class Findings:
     baselines: tuple[Candidate, ...] = ()
     rivals: tuple[Candidate, ...] = ()
     trials: tuple[Candidate, ...] = ()
+    correction: Correction | None = None
     attempts: tuple[Candidate, ...] = ()
     passed_over: tuple[float, int] | None = None
     cut_short: bool = False

@@ -152,6 +152,17 @@ class Plan:
         return self.findings.cost
 
     @property
+    def corrected_cluster(self) -> Cluster | None:
+        """The plan's cluster as trials corrected it; None: nothing was measured.
+
+        `tfpar.cluster.write_cluster` saves it, for `cluster=` of later plans.
+        """
+        correction = self.findings.correction
+        if correction is None or self.cluster is None:
+            return None
+        return correction.apply(self.cluster)
+
+    @property
     def num_ranks(self) -> int:
         """Number of ranks: of the mesh, or of all actors of a pipeline."""
         return self.mesh.size if self.stages is None else sum(self.stages.sizes(self.mesh.size))

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from tfpar.cluster.files import cluster_of, describe
+from tfpar.cluster.scaling import Correction
 from tfpar.cost.cost import Cost
 from tfpar.cost.pipeline_cost import PipelineCost
 from tfpar.pipeline import Schedule
@@ -71,6 +72,15 @@ def _write_seconds(seconds: float) -> float | None:
 
 def _read_seconds(seconds: float | None) -> float:
     return math.inf if seconds is None else seconds
+
+
+def _or_unset(seconds: float | None) -> float | UnsetType:
+    """Seconds of a key that files leave out where they are not known."""
+    return UNSET if seconds is None else seconds
+
+
+def _or_none(seconds: float | UnsetType) -> float | None:
+    return None if seconds is UNSET else seconds
 
 
 class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -229,14 +239,19 @@ class RivalEntry(_Part, frozen=True):
     cost: Cost | None
     reason: str
     links: AboveZero | None = None
+    corrected_s: Amount | UnsetType = UNSET
 
     @classmethod
     def of(cls, rival: Candidate) -> RivalEntry:
-        return cls(rival.name, rival.cost, rival.reason, rival.links)
+        corrected_s = _or_unset(rival.corrected_s)
+        return cls(rival.name, rival.cost, rival.reason, rival.links, corrected_s)
 
     def read(self) -> Candidate:
         rival = Candidate.priced(self.name, self.cost)
-        return dataclasses.replace(rival, reason=self.reason, links=self.links)
+        corrected_s = _or_none(self.corrected_s)
+        return dataclasses.replace(
+            rival, reason=self.reason, links=self.links, corrected_s=corrected_s
+        )
 
 
 class TrialEntry(_Part, frozen=True):
@@ -246,14 +261,41 @@ class TrialEntry(_Part, frozen=True):
     predicted_s: Amount | None
     measured_s: Amount | None = None
     reason: str = ""
+    corrected_s: Amount | UnsetType = UNSET
 
     @classmethod
     def of(cls, trial: Candidate) -> TrialEntry:
-        return cls(trial.name, _write_seconds(trial.seconds), trial.measured_s, trial.reason)
+        return cls(
+            trial.name,
+            _write_seconds(trial.seconds),
+            trial.measured_s,
+            trial.reason,
+            _or_unset(trial.corrected_s),
+        )
 
     def read(self) -> Candidate:
-        seconds = _read_seconds(self.predicted_s)
-        return Candidate(self.name, seconds, measured_s=self.measured_s, reason=self.reason)
+        return Candidate(
+            self.name,
+            _read_seconds(self.predicted_s),
+            measured_s=self.measured_s,
+            corrected_s=_or_none(self.corrected_s),
+            reason=self.reason,
+        )
+
+
+class CorrectionEntry(_Part, frozen=True):
+    """A `Correction` of the plan's cluster."""
+
+    work: AboveZero
+    within: AboveZero
+    between: AboveZero
+
+    @classmethod
+    def of(cls, correction: Correction) -> CorrectionEntry:
+        return cls(**vars(correction))
+
+    def read(self) -> Correction:
+        return Correction(**msgspec.structs.asdict(self))
 
 
 class AttemptEntry(NamedTuple):
@@ -307,6 +349,7 @@ class PlanFile(_Part, frozen=True, kw_only=True, rename={"tfpar_version": "tfpar
     passed_over: tuple[AboveZero, Count] | None = None
     rivals: tuple[RivalEntry, ...] = ()
     trials: tuple[TrialEntry, ...] = ()
+    correction: CorrectionEntry | UnsetType = UNSET
     layouts: tuple[LayoutEntry, ...]
     baselines: tuple[LayoutEntry, ...] = ()
     constraints: tuple[str, ...]
@@ -333,6 +376,9 @@ class PlanFile(_Part, frozen=True, kw_only=True, rename={"tfpar_version": "tfpar
             "passed_over": found.passed_over,
             "rivals": tuple(map(RivalEntry.of, found.rivals)),
             "trials": tuple(map(TrialEntry.of, found.trials)),
+            "correction": (
+                UNSET if found.correction is None else CorrectionEntry.of(found.correction)
+            ),
             "layouts": tuple(map(LayoutEntry.of, found.layouts)),
             "baselines": tuple(map(LayoutEntry.of, found.baselines)),
             "variables": {name: VariableEntry.of(v) for name, v in sorted(plan.variables.items())},
@@ -347,7 +393,7 @@ class PlanFile(_Part, frozen=True, kw_only=True, rename={"tfpar_version": "tfpar
         """Read the fields of the plan."""
         fields = msgspec.structs.asdict(self)
         lists = ("attempts", "rivals", "trials", "layouts", "baselines")
-        for name in ("format", "version", "cluster_fingerprint", *lists):
+        for name in ("format", "version", "cluster_fingerprint", "correction", *lists):
             del fields[name]
         changed = {
             "mesh": _read_mesh(self.mesh),
@@ -357,6 +403,7 @@ class PlanFile(_Part, frozen=True, kw_only=True, rename={"tfpar_version": "tfpar
                 cost=fields.pop("cost"),
                 passed_over=fields.pop("passed_over"),
                 cut_short=fields.pop("cut_short"),
+                correction=None if self.correction is UNSET else self.correction.read(),
                 **{name: _read_candidates(getattr(self, name)) for name in lists},
             ),
             "variables": {name: entry.read() for name, entry in self.variables.items()},

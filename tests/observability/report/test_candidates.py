@@ -7,9 +7,15 @@ import dataclasses
 import pytest
 
 from tests.clusters import device
-from tfpar.cluster import Cluster
+from tfpar.cluster import Cluster, Correction
 from tfpar.cost import Cost
-from tfpar.observability.report.candidates import explain_rejection, trial_text, trials_table
+from tfpar.observability.report.candidates import (
+    correction_text,
+    explain_rejection,
+    trial_text,
+    trials_table,
+    trials_text,
+)
 from tfpar.observability.report.data.build import candidates_of
 from tfpar.plans import Candidate, Findings, Plan
 from tfpar.spec import Mesh
@@ -84,8 +90,8 @@ def test_what_was_not_priced_says_why(plan):
 # --- trials ---------------------------------------------------------------------------------
 
 TRIALS = (
-    Candidate("no stages, data=2", 0.02, measured_s=0.01),
-    Candidate("2 stages", 0.01, measured_s=0.0125),
+    Candidate("no stages, data=2", 0.02, measured_s=0.01, corrected_s=0.008),
+    Candidate("2 stages", 0.01, measured_s=0.0125, corrected_s=0.0125),
     Candidate("of one's own planner", measured_s=0.03),
     Candidate("4 stages", 0.04, reason="failed: OOM"),
 )
@@ -97,10 +103,10 @@ def test_what_was_measured_stands_beside_what_was_predicted():
     lines = [line for line in trials_table(tried).splitlines() if line.startswith("| ")]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[1:]]
     assert cells == [
-        ["no stages, data=2", "20.00 ms", "10.00 ms", "0.50", ""],
-        ["2 stages", "10.00 ms", "12.50 ms", "1.25", "measured 2.50 ms slower"],
-        ["of one's own planner", "", "30.00 ms", "", "measured 20.00 ms slower"],
-        ["4 stages", "40.00 ms", "", "", "failed: OOM"],
+        ["no stages, data=2", "20.00 ms", "8.00 ms", "10.00 ms", "0.50", ""],
+        ["2 stages", "10.00 ms", "12.50 ms", "12.50 ms", "1.25", "measured 2.50 ms slower"],
+        ["of one's own planner", "", "", "30.00 ms", "", "measured 20.00 ms slower"],
+        ["4 stages", "40.00 ms", "", "", "", "failed: OOM"],
     ]
 
 
@@ -108,3 +114,21 @@ def test_a_trial_is_told_in_a_line():
     told = "tried no stages, data=2: 10.00 ms a step (predicted 20.00 ms)"
     assert trial_text(TRIALS[0]) == told
     assert trial_text(TRIALS[2]) == "tried of one's own planner: 30.00 ms a step"
+
+
+def test_what_was_not_tried_is_told_by_the_corrected_prediction():
+    """It is predicted to be faster than the plan that was taken, by the description."""
+    rival = Candidate.priced("4 stages", dataclasses.replace(CHOSEN, seconds=0.001))
+    plan = Plan(Mesh.of([1]), (), {}, {}, (), "", findings=Findings(CHOSEN, trials=TRIALS))
+    for corrected_s, why in (
+        (0.0125, "not tried: corrected by trials, 2.50 ms slower"),
+        (0.0075, "not tried: trials were over; corrected, 2.50 ms faster"),
+    ):
+        assert explain_rejection(dataclasses.replace(rival, corrected_s=corrected_s), plan) == why
+
+
+def test_a_correction_names_what_the_cluster_has():
+    told = "tried 2 of 5 plans: work takes 3 times as long as the cluster says"
+    assert trials_text(2, 5, Correction(work=3.0)) == told
+    told = "work takes 0.33 times, links between nodes 12 times as long as the cluster says"
+    assert correction_text(Correction(1 / 3, 1.0, 12.3)) == told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from tfpar.observability.report.tables import render_table
 from tfpar.spec.quantities import format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    from tfpar.cluster.scaling import Correction
     from tfpar.cost.cost import Cost
     from tfpar.plans import Candidate, Plan
 
@@ -64,6 +66,8 @@ def explain_rejection(rival: Candidate, plan: Plan) -> str:
     if its is not None:
         assert plan.findings.trials[0].measured_s is not None, "what was taken was measured"
         return f"measured {format_seconds(its - plan.findings.trials[0].measured_s)} slower"
+    if rival.corrected_s is not None and plan.findings.trials:
+        return _untried(rival.corrected_s, plan.findings.trials[0].measured_s or 0.0)
     if late <= 0:
         return f"nearer than predictions can tell, and has more stages{_links(rival.links)}"
     part, seconds = max(_seconds(rival.cost).items(), key=lambda item: item[1])
@@ -74,6 +78,14 @@ def explain_rejection(rival: Candidate, plan: Plan) -> str:
         return f"{slower}: no part of it alone makes up for that"
     percent = math.ceil(1000 * late / seconds - 1e-9) / 10
     return f"{slower}: {part} would have to take {percent:g} % less"
+
+
+def _untried(corrected_s: float, best_s: float) -> str:
+    """Explain why a plan was not tried, by its prediction on the corrected cluster."""
+    late = corrected_s - best_s
+    if late < 0:
+        return f"not tried: trials were over; corrected, {format_seconds(-late)} faster"
+    return f"not tried: corrected by trials, {format_seconds(late)} slower"
 
 
 def _links(factor: float | None) -> str:
@@ -98,17 +110,41 @@ def _seconds(cost: Cost) -> dict[str, float]:
 
 # --- trials ---------------------------------------------------------------------------------
 
-_TRIAL_COLUMNS = ("Plan", "Predicted", "Measured", "Measured / predicted", "Why not")
+_TRIAL_COLUMNS = ("Plan", "Predicted", "Corrected", "Measured", "Measured / predicted", "Why not")
 
 
 def trials_table(trials: Sequence[CandidateSummary]) -> str:
-    """Format each plan that was tried, the one that was taken first."""
+    """Format each plan that was tried, the one that was taken first: what was predicted of it, for
+    the cluster as described and as trials corrected it, and what was measured."""
     rows = []
     for trial in trials:
         predicted, measured = trial.seconds, trial.measured_s
         ratio = f"{measured / predicted:.2f}" if measured and predicted else ""
-        rows.append([trial.name, _shown(predicted), _shown(measured), ratio, trial.why])
-    return render_table("Plans that were tried", _TRIAL_COLUMNS, rows, numeric=range(1, 4))
+        times = map(_shown, (predicted, trial.corrected_s, measured))
+        rows.append([trial.name, *times, ratio, trial.why])
+    return render_table("Plans that were tried", _TRIAL_COLUMNS, rows, numeric=range(1, 5))
+
+
+def correction_text(correction: Correction) -> str:
+    """`work takes 3 times, links within nodes 0.5 times as long as the cluster says`."""
+    names = {"work": "work", "within": "links within nodes", "between": "links between nodes"}
+    factors = dataclasses.asdict(correction)
+    shown = [
+        f"{names[name]}{' takes' if name == 'work' else ''} {_factor(factor)} times"
+        for name, factor in factors.items()
+        if name == "work" or factor != 1
+    ]
+    return f"{', '.join(shown)} as long as the cluster says"
+
+
+def _factor(factor: float) -> str:
+    return f"{factor:,.0f}" if factor >= 10 else f"{factor:.2g}"
+
+
+def trials_text(tried: int, candidates: int, correction: Correction) -> str:
+    """`tried 3 of 5 plans: work takes 3 times as long as the cluster says`."""
+    plans = "plan" if candidates == 1 else "plans"
+    return f"tried {tried} of {candidates} {plans}: {correction_text(correction)}"
 
 
 def trial_text(trial: Candidate) -> str:

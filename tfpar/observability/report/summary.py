@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tfpar.observability.report.candidates import rivals_table, trials_table
+from tfpar.observability.report.candidates import (
+    correction_text,
+    rivals_table,
+    trials_table,
+)
 from tfpar.observability.report.data.schema import CandidateSummary, Report
 from tfpar.observability.report.details import details, totals
 from tfpar.observability.report.layer_rows import every_layer, folded_variables, layers_table
@@ -34,7 +38,7 @@ def summary(report: Report, full: bool = False, sort: str | None = None) -> str:
     """
     head = [headline(report), *_prediction(report)]
     if full:
-        head += [*_tables(report.candidates)]
+        head += [*_tables(report)]
     head += [*_kept_apart(report), *_stages(report, full)]
     tail = [*(details(report) if full else [totals(report)]), *report.hints]
     table = []
@@ -156,13 +160,17 @@ def _baselines(candidates: Sequence[CandidateSummary]) -> Iterator[str]:
         yield f"To compare: {', '.join(shown)}"
 
 
-def _tables(candidates: Sequence[CandidateSummary]) -> Iterator[str]:
-    """Yield tables of the rejected candidates and of the trials."""
+def _tables(report: Report) -> Iterator[str]:
+    """Yield tables of the rejected candidates and of the trials, and how these corrected the
+    cluster."""
+    candidates = report.candidates
     if any(candidate.kind == "pipeline" for candidate in candidates):
         yield rivals_table(candidates)
     trials = [candidate for candidate in candidates if candidate.kind == "trial"]
     if trials:
         yield trials_table(trials)
+    if report.correction is not None:
+        yield f"By trials, {correction_text(report.correction)}"
 
 
 def _kept_apart(report: Report) -> Iterator[str]:

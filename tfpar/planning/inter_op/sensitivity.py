@@ -32,6 +32,7 @@ from tfpar.planning.pricing.price import (
     PipelineStepPricer,
     StepPricer,
     make_step_pricer,
+    price_on,
     price_own_shares,
     slowest_ranks,
 )
@@ -190,8 +191,7 @@ class PlanRepricer:
             plan = apply_schedule(self.candidate.plan, pipeline, self.candidate.problem)
             if self._step is None:
                 return None
-            step = self._step.on(cluster)
-            return price_own_shares(step, step.price(plan), cluster, self.batch_size)
+            return price_on(self._step.on(cluster), plan, cluster, self.batch_size)
         except ScheduleError:
             return None
 

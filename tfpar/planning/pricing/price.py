@@ -74,8 +74,11 @@ def price_plan(
         TfparError: the cluster has fewer ranks.
     """
     step = make_step_pricer(plan, problem, cluster)
-    if step is None:
-        return None
+    return None if step is None else price_on(step, plan, cluster, batch_size)
+
+
+def price_on(step: StepPricer, plan: Plan, cluster: Cluster, batch_size: int | None) -> Plan:
+    """Price `plan` by the pricer of its step on a cluster; see `price_plan`."""
     with collection_paused():
         return price_own_shares(step, step.price(plan), cluster, batch_size)
 

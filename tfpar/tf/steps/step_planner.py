@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from tfpar.cluster.description import Cluster
 from tfpar.constraints import Constraint, collect_layer_specs
@@ -26,6 +28,7 @@ from tfpar.planning.request import PlanRequest
 from tfpar.planning.solve import reuse_interrupted
 from tfpar.planning.step_search import StepSearch
 from tfpar.planning.trial_candidates import select_trial_candidates
+from tfpar.planning.trial_ranking import TrialRanking
 from tfpar.plans import Candidate, OffloadPlan, Plan, plan_from_constraints
 from tfpar.progress import QUIET, Reporter, reporting
 from tfpar.spec import Mesh, OtherModelError, PlanError, Spec, TimeLimitError
@@ -88,9 +91,32 @@ class StepPlanner:
         return plan
 
     def candidates(self, captured: CapturedStep, batch_size: int | None, count: int) -> list[Plan]:
-        """The best few plans for a training step, by prediction; see
+        """The plans for a training step that `count` trials choose from; see
         `planning.trial_candidates`."""
         return self._agreed(lambda: self._solve(captured, batch_size, part=False, count=count))
+
+    def ranking(
+        self, captured: CapturedStep, batch_size: int | None, plans: Sequence[Plan]
+    ) -> TrialRanking:
+        """Return the ranking of `candidates`, which trials correct."""
+        session = self.session
+        cluster = session.cluster or detect_cluster(session.mesh)
+        search, request = self._stated(captured, batch_size, False, QUIET, cluster)
+
+        def price(plan: Plan) -> Callable[[Cluster], float]:
+            fitted = plan.fitted(captured.graph, gradients=captured.gradients)
+
+            @functools.cache
+            def repricer() -> Callable[[Cluster], Plan]:
+                return search.repricer(fitted, request, session.mesh)
+
+            def seconds_on(cluster: Cluster) -> float:
+                cost = None if plan.cost is None else repricer()(cluster).cost
+                return math.inf if cost is None else cost.seconds
+
+            return seconds_on
+
+        return TrialRanking([*map(price, plans)], request.cluster)
 
     def anew(
         self, captured: CapturedStep, batch_size: int | None, cluster: Cluster

@@ -1,5 +1,6 @@
 """Trials: the best few plans of a training step run on its first batch, and the fastest is kept.
 
+What each takes corrects the prediction by which the next one is chosen (`planning.trial_ranking`).
 Each takes some steps on the weights and slots that there are, which are then put back, random
 state and metrics among them; the data of `fit` is not touched. Where ranks are processes, all run
 the same trials, and the slowest of them says what a step takes.
@@ -8,22 +9,26 @@ the same trials, and the slowest of them says what a step takes.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfpar.cluster.scaling import Correction
 from tfpar.compile.local.rank_local_axis import NotRepeatableError
 from tfpar.ir.effects import find_lasting_effect
 from tfpar.ir.roles import changes_weights
-from tfpar.observability.report.candidates import trial_text
+from tfpar.observability.report.candidates import trial_text, trials_text
 from tfpar.planning.candidates import name_of_plan
 from tfpar.planning.deadline import Deadline
+from tfpar.planning.trial_candidates import attach_trials
+from tfpar.planning.trial_ranking import TrialRanking
 from tfpar.plans import Candidate, Plan
 from tfpar.progress import Reporter, reporting
 from tfpar.spec import TfparError
@@ -71,9 +76,10 @@ def try_plans(step: CompiledFunction, arguments: Sequence[Any], parts: int = 1) 
         return
     plans = step.planner.candidates(captured, batch_size_of(whole), asked.plans)
     trials = _Trials(step, arguments, whole, parts, asked.steps, Deadline(asked.seconds))
+    ranking = functools.cache(lambda: step.planner.ranking(captured, batch_size_of(whole), plans))
     with reporting("trying plans", session.tells) as told:
-        trials.run(plans, told)
-    step.planner.use(trials.best(plans), captured, batch_size_of(whole))
+        best = trials.run(plans, ranking, asked.plans, told)
+    step.planner.use(best, captured, batch_size_of(whole))
 
 
 class _Trials:
@@ -99,28 +105,53 @@ class _Trials:
         self._steps, self._deadline = steps, deadline
         self._world: World | None = step.session.ranks.world
         self._kept: VariableSnapshot | None = None
-        self._trials: list[tuple[Candidate, Plan]] = []
 
-    def run(self, plans: Sequence[Plan], report: Reporter) -> None:
-        """Try one plan after another, as long as there is time."""
-        for plan in plans:
-            if self._trials and self._is_over():
-                break
-            name = name_of_plan(plan)
-            with report.at(name, self._deadline.left):
+    def run(
+        self, plans: Sequence[Plan], ranking: Callable[[], TrialRanking], most: int, told: Reporter
+    ) -> Plan:
+        """Try one plan after another, and return the fastest with what was found out.
+
+        The first of `plans` is tried first, and taken if none could be run. What each takes
+        corrects the prediction by which the next is chosen, on the first rank.
+
+        Args:
+            ranking: of `plans`.
+            most: that are tried.
+        """
+        trials: dict[int, Candidate] = {}
+
+        def choose() -> int | None:
+            if not trials:
+                return 0
+            measured = _measured_of(trials)
+            ranking().learn(measured)
+            if len(trials) >= most or self._deadline.over():
+                return None
+            left = [at for at in range(len(plans)) if at not in trials]
+            return ranking().choose(left, min(measured.values(), default=math.inf))
+
+        while (at := self._first("choosing a trial", choose)) is not None:
+            plan, name = plans[at], name_of_plan(plans[at])
+            with told.at(name, self._deadline.left):
                 predicted = math.inf if plan.cost is None else plan.cost.seconds
-                trial = self._tried(Candidate(name, predicted), plan)
-            self._trials.append((trial, plan))
-
-    def best(self, plans: Sequence[Plan]) -> Plan:
-        """The fastest, with what was measured; the first of `plans` if none could be run."""
-        ran = [pair for pair in self._trials if pair[0].measured_s is not None]
-        if not ran:
+                trials[at] = self._tried(Candidate(name, predicted), plan)
+        if not _measured_of(trials):
             return plans[0]
-        ran.sort(key=lambda pair: pair[0].measured_s or 0.0)
-        failed = [trial for trial, _ in self._trials if trial.measured_s is None]
-        trials = (*(trial for trial, _ in ran), *failed)
-        return ran[0][1].with_findings(trials=trials)
+
+        def corrected() -> tuple[dict[str, float], list[float | None]] | None:
+            correction, seconds = ranking().correction, map(ranking().seconds, range(len(plans)))
+            if correction is None:
+                return None
+            known = [s if math.isfinite(s) else None for s in seconds]
+            return dataclasses.asdict(correction), known
+
+        told_of = self._first("correcting the cluster", corrected)
+        if told_of is None:
+            return attach_trials(plans, trials)
+        factors, seconds = told_of
+        correction = Correction(**factors)
+        self._step.session.tell(trials_text(len(trials), len(plans), correction))
+        return attach_trials(plans, trials, correction, seconds)
 
     def _tried(self, trial: Candidate, plan: Plan) -> Candidate:
         """`trial` with what was measured, or why nothing was."""
@@ -172,15 +203,23 @@ class _Trials:
 
     def _is_over(self) -> bool:
         """Whether the time of all trials is over, by the first rank's clock."""
-        if self._world is None:
-            return self._deadline.over()
-        return bool(self._world.first("timing trials", self._deadline.over))
+        return bool(self._first("timing trials", self._deadline.over))
+
+    def _first(self, what: str, make: Callable[[], Any]) -> Any:
+        """Make a JSON value; of several processes the first one makes it, and all have it."""
+        return make() if self._world is None else self._world.first(what, make)
 
     def _together(self, what: str, act: Callable[[], None]) -> None:
         if self._world is None:
             act()
         else:
             self._world.each(what, act)
+
+
+def _measured_of(trials: Mapping[int, Candidate]) -> dict[int, float]:
+    """Return the seconds of those that ran, by the numbers of their plans."""
+    found = {at: trial.measured_s for at, trial in trials.items()}
+    return {at: seconds for at, seconds in found.items() if seconds is not None}
 
 
 def _read(value: Any) -> None:

@@ -75,6 +75,7 @@ def build_report(plan: Plan, partitioned: PartitionedGraph | None = None) -> Rep
         inputs=(),
         pipeline=None,
         candidates=tuple(candidates_of(plan)),
+        correction=plan.findings.correction,
         what_if=(),
         planned_ops={},
         padding=None,
@@ -246,6 +247,7 @@ def candidates_of(plan: Plan) -> Iterator[CandidateSummary]:
             explain_rejection(one, plan),
             () if one.cost is None else parts_of(one.cost, step_s),
             measured.get(one.name),
+            one.corrected_s,
         )
     for one in found.attempts:
         lost = ""
@@ -262,7 +264,14 @@ def candidates_of(plan: Plan) -> Iterator[CandidateSummary]:
         if one.measured_s is not None and own is not None and one is not found.trials[0]:
             lost = f"measured {format_seconds(one.measured_s - own)} slower"
         yield CandidateSummary(
-            one.name, "trial", _seconds(one), None, None, lost, (), one.measured_s
+            one.name,
+            "trial",
+            _seconds(one),
+            None,
+            None,
+            lost,
+            measured_s=one.measured_s,
+            corrected_s=one.corrected_s,
         )
 
 

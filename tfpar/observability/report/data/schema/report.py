@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from tfpar.cluster.scaling import Correction
 from tfpar.observability.report.data.schema.plan import (
     CostSummary,
     Facts,
@@ -44,6 +45,7 @@ class Report:
         collectives: of the whole step.
         planned_ops: how many ops of each type run as the plan says, where by themselves they would
             run otherwise.
+        correction: of the cluster, by trials; None: there were none.
         idle_axes: of the mesh, along which all ranks compute and store the same.
         warnings, hints: sentences; `hints` at most three, of what would change the plan.
     """
@@ -67,6 +69,7 @@ class Report:
     padding: Padding | None
     without_rule: tuple[WithoutRule, ...]
     run_whole: tuple[RunWhole, ...]
+    correction: Correction | None = None
     idle_axes: tuple[str, ...] = ()
     warnings: tuple[str, ...]
     hints: tuple[str, ...]
@@ -118,6 +121,7 @@ class CandidateSummary:
         why: it was not taken; empty for the plan, and for baselines.
         parts: of its time, where they are known.
         measured_s: of a trial.
+        corrected_s: predicted seconds on the cluster that trials have corrected.
     """
 
     name: str
@@ -128,6 +132,7 @@ class CandidateSummary:
     why: str = ""
     parts: tuple[PartOfStep, ...] = ()
     measured_s: float | None = None
+    corrected_s: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)

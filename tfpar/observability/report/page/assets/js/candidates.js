@@ -259,6 +259,7 @@ class CandidatesView {
     const base = this.model.seconds;
     const best = new Set(this.front);
     const measured = candidates.some((each) => each.measured_s !== null);
+    const corrected = candidates.some((each) => each.corrected_s !== null);
     const order = [...candidates].sort((a, b) => (a.seconds ?? Infinity) - (b.seconds ?? Infinity));
     const row = (each) =>
       h(
@@ -283,6 +284,7 @@ class CandidatesView {
         ),
         h("td", { class: "number" }, format.bytes(each.memory_bytes)),
         h("td", {}, each.fits === null ? "" : each.fits ? "yes" : "no"),
+        corrected && h("td", { class: "number" }, format.seconds(each.corrected_s)),
         measured && h("td", { class: "number" }, format.seconds(each.measured_s)),
         h("td", { class: "why" }, each.why),
         h("td", { class: "parts" }, this.parts(each)),
@@ -294,11 +296,12 @@ class CandidatesView {
       "Longer",
       "Memory",
       "Fits",
+      ...(corrected ? ["Corrected"] : []),
       ...(measured ? ["Measured"] : []),
       "Why it lost",
       "Of what",
     ];
-    const numbers = new Set(["A step", "Longer", "Memory", "Measured"]);
+    const numbers = new Set(["A step", "Longer", "Memory", "Corrected", "Measured"]);
     return h(
       "section",
       { class: "card wide" },
