@@ -16,12 +16,12 @@ from tfpar.compile.local import (
     ProgramSet,
     Slicing,
     StagePass,
+    WrittenStep,
     build_local_program,
     build_microbatched_program,
     pack_collectives,
     send_in_slices,
     split_batch,
-    WrittenStep,
     split_stages,
 )
 from tfpar.ir import BACKWARD, Roles, StepGraph, Tensor

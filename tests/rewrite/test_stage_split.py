@@ -242,7 +242,9 @@ def test_scalars_that_are_no_weights_are_kept_by_all_and_sent_only_what_is_compu
     places = {op: stage.get(op, StagePass(1)) for op in build.graph.ops if op.type != "Placeholder"}
     program = LocalProgram(build.graph, ONE, [(3,)], [(Replicate(),)], [()] * 2, {}, places)
 
-    one, other = (p.graph for p in split_stages(_written(program), generate("1f1b", 2, 1)).programs.values())
+    one, other = (
+        p.graph for p in split_stages(_written(program), generate("1f1b", 2, 1)).programs.values()
+    )
     assert [v.name for v in one.variables] == ["counter", "total", "scale"]
     assert [v.name for v in other.variables] == ["counter", "total"]
     assert [op.name for op in one.effects] == [op.name for op in other.effects[:2]]

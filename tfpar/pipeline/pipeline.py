@@ -133,10 +133,8 @@ class Pipeline:
     def _check_ranks(self) -> None:
         if self.ranks is None:
             return
-        rows = arguments.instances("ranks", self.ranks, Sequence)
-        groups = tuple(
-            tuple(sorted(integer("ranks", rank, 0) for rank in group)) for group in rows
-        )
+        entries = arguments.instances("ranks", self.ranks, object)
+        groups = tuple(tuple(sorted(arguments.instances("ranks", g, int))) for g in entries)
         named = [rank for group in groups for rank in group]
         if not all(groups) or sorted(named) != list(range(len(named))):
             raise ArgumentError(
@@ -261,6 +259,4 @@ def groups_of(sizes: Sequence[int], ranks: Sequence[int] = ()) -> tuple[tuple[in
     """
     ends = [*itertools.accumulate(sizes)]
     ranks = ranks or range(sum(sizes))
-    return tuple(
-        tuple(ranks[end - size : end]) for size, end in zip(sizes, ends, strict=True)
-    )
+    return tuple(tuple(ranks[end - size : end]) for size, end in zip(sizes, ends, strict=True))

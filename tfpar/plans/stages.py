@@ -47,9 +47,7 @@ class StageLayout:
 _Value = TypeVar("_Value")
 
 
-def renamed_keys(
-    table: Mapping[str, _Value], now: Mapping[str, str]
-) -> dict[str, _Value]:
+def renamed_keys(table: Mapping[str, _Value], now: Mapping[str, str]) -> dict[str, _Value]:
     """Return a table by the new names of what it is by, which are given by the old ones."""
     return {now.get(name, name): value for name, value in table.items()}
 

@@ -72,7 +72,7 @@ class Session:
     _unreached: bool = False
 
     def __post_init__(self) -> None:
-        """Start undecided; raises SpecError where the mesh has fewer ranks than there are actors."""
+        """Start undecided; raises SpecError where a mesh has fewer ranks than its actors."""
         self.undecide()
 
     def undecide(self) -> None:
@@ -214,4 +214,3 @@ class Session:
                 yield self
         finally:
             active.reset(token)
-

@@ -66,7 +66,12 @@ __getattr__ = lazy_exports(
         "tfpar.compile.local.programs": ["Group", "ProgramSet"],
         "tfpar.compile.local.reshard": ["COLLECTIVE_TYPES", "all_reduce"],
         "tfpar.compile.local.scatter_gather": ["Slicing"],
-        "tfpar.compile.local.stage_split": ["PipelineLowering", "WrittenStep", "send_in_slices", "split_stages"],
+        "tfpar.compile.local.stage_split": [
+            "PipelineLowering",
+            "WrittenStep",
+            "send_in_slices",
+            "split_stages",
+        ],
         "tfpar.compile.local.transfers": [
             "Channel",
             "TRANSFER_TYPES",

@@ -8,9 +8,11 @@ The whole step is written first, for one actor as if it ran all stages; every op
 Here each actor gets the ops of its stages. A tensor is sent once to each actor that reads it, rank
 to rank. Where actors have layouts of their own, the step is written once for each layout, an actor
 gets the ops that are written in its own, and tensors are resharded as they are sent
-(`compile.local.arrivals`, `compile.local.cross_mesh`). What costs nothing is made where it is read: constants, and the parts of what is fed. So is
-what cannot be sent: strings, and what has no known shape. Of a scalar that is no weight, such as a
-step counter, every actor has a copy (`compile.local.replicated_scalars`).
+(`compile.local.arrivals`, `compile.local.cross_mesh`).
+
+What costs nothing is made where it is read: constants, and the parts of what is fed. So is what
+cannot be sent: strings, and what has no known shape. Of a scalar that is no weight, such as a step
+counter, every actor has a copy (`find_replicated_scalars`).
 
 A rank asks for a tensor as it turns to the task that comes `RECEIVE_AHEAD` before the one that
 reads it (`pipeline.graph`).
@@ -305,8 +307,13 @@ class _Split:
                 "Identity", [word], [((), "int32")], attrs, control=[source.ops[ran]]
             )
             key = _key(f"{op.name}/done")
-            ends = (one.end(_whole_scalar(one)) for one in (source, actor))
-            received = transfer(done.outputs[0], *ends, key, actor.awaited())
+            received = transfer(
+                done.outputs[0],
+                source.end(_whole_scalar(source)),
+                actor.end(_whole_scalar(actor)),
+                key,
+                actor.awaited(),
+            )
             self._signals[op, actor] = received.op
         return self._signals[op, actor]
 
@@ -373,12 +380,10 @@ class _Split:
         if sent.op in theirs.step.program.places and sent.op not in source.ops:
             self._write_until(theirs, sent.op)
         self._bring(sent, source)
-        ends = (
-            one.end(one.written.layout_of(arrival, t))
-            for one, t in ((source, sent), (target, tensor))
-        )
+        there = source.end(source.written.layout_of(arrival, sent))
+        here = target.end(target.written.layout_of(arrival, tensor))
         try:
-            return transfer(source.tensors[sent], *ends, key, target.awaited())
+            return transfer(source.tensors[sent], there, here, key, target.awaited())
         except SpecError as error:
             raise CompilerError(
                 f"{tensor.name!r} cannot go from the ranks {list(source.group)} to "

@@ -14,9 +14,7 @@ from tfpar.cluster.network import likeness
 from tfpar.pipeline.pipeline import groups_of
 
 
-def list_machine_types(
-    cluster: Cluster, sizes: Sequence[int], size: int
-) -> dict[Cluster, int]:
+def list_machine_types(cluster: Cluster, sizes: Sequence[int], size: int) -> dict[Cluster, int]:
     """List the machines on which layouts for the ranks of an actor are searched, and how many
     actors have such: of equal ones, the first.
 

@@ -13,9 +13,9 @@ from tfpar.compile.local import (
     LocalProgram,
     PipelineLowering,
     StagePass,
+    WrittenStep,
     build_microbatched_program,
     build_uneven_program,
-    WrittenStep,
     split_stages,
 )
 from tfpar.cost import (

@@ -43,7 +43,9 @@ def test_stages_have_the_pace_of_their_devices():
     roles, prepared = Roles.of(graph, step.gradient_tensors), prepare(graph)
 
     def paces(actors, size, machines=cluster):
-        return SingleDeviceProfile(prepared, roles).paces(machines, actors, [size] * (max(actors) + 1))
+        return SingleDeviceProfile(prepared, roles).paces(
+            machines, actors, [size] * (max(actors) + 1)
+        )
 
     def seconds(machines):
         own = SingleDeviceProfile(prepared, roles).seconds(machines)

@@ -69,4 +69,3 @@ class StageLinks:
             each = sent / max(self.sizes[a], self.sizes[b]) / self.microbatches
             found[a, b] = transfer_seconds(pairs, each, self.cluster)
         return found
-

@@ -160,11 +160,17 @@ class _Linker(Linker):
 
     def _send(self, op: Op) -> None:
         channel, (tensor,) = channels_of(op, self.group)[self.rank], op.inputs
-        if channel is not None:
-            shape = self.program.shape_on(self.rank, tensor)
-            operand = WireOperand(self.edges[self.rank][tensor], shape)
-            sent = self._wire.send(operand, tensor.dtype, channel, self._awaited(op))
-            self.nodes[self.rank][op] = sent
+        edge = self.edges[self.rank][tensor]
+        if channel is None:
+            # Others of the group send it, and what it is made of may be a collective of them all.
+            node, _, output = edge.partition(":")
+            if output:
+                self.nodes[self.rank][op] = node
+            return
+        operand = WireOperand(edge, self.program.shape_on(self.rank, tensor))
+        self.nodes[self.rank][op] = self._wire.send(
+            operand, tensor.dtype, channel, self._awaited(op)
+        )
 
     def _recv(self, op: Op) -> None:
         channel, (tensor,) = channels_of(op, self.group)[self.rank], op.outputs
