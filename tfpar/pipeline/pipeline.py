@@ -133,8 +133,10 @@ class Pipeline:
     def _check_ranks(self) -> None:
         if self.ranks is None:
             return
-        entries = arguments.instances("ranks", self.ranks, object)
-        groups = tuple(tuple(sorted(arguments.instances("ranks", g, int))) for g in entries)
+        if not isinstance(self.ranks, list | tuple):
+            expected = "a list with the ranks of each stage, such as [[0], [1, 2]]"
+            raise argument_error("ranks", self.ranks, expected)
+        groups = tuple(tuple(sorted(arguments.instances("ranks", g, int))) for g in self.ranks)
         named = [rank for group in groups for rank in group]
         if not all(groups) or sorted(named) != list(range(len(named))):
             raise ArgumentError(

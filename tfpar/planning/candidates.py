@@ -48,7 +48,7 @@ class SolvedCandidate(Candidate):
     @property
     def num_actors(self) -> int:
         """Actors of its pipeline."""
-        return self.plan.num_ranks // self.plan.mesh.size
+        return 1 if self.plan.stages is None else self.plan.stages.num_actors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +122,7 @@ def name_of_plan(plan: Plan) -> str:
     shared = f" on {actors} sets of ranks" if stages > actors else ""
     return (
         f"{stages_text(stages)}{shared} ({schedule}{again}), "
-        f"{microbatches_text(plan.microbatches)}, each {plan.mesh}"
+        f"{microbatches_text(plan.microbatches)}, {plan.meshes_text}"
         + (f", batch over {split}" if split else "")
     )
 

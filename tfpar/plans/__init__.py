@@ -6,7 +6,7 @@ from tfpar.plans.from_constraints import plan_from_constraints
 from tfpar.plans.keeping import keep
 from tfpar.plans.offload import Offload, OffloadPlan
 from tfpar.plans.plan import Plan
-from tfpar.plans.stages import PipelinePlan
+from tfpar.plans.stages import PipelinePlan, StageLayout
 from tfpar.plans.variables import PlannedVariable, SpecOption
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Plan",
     "PlannedVariable",
     "SpecOption",
+    "StageLayout",
     "execution_key",
     "keep",
     "plan_from_constraints",

@@ -59,6 +59,7 @@ def difference(plan: Plan, other: Plan) -> list[str]:
     if plan.batch_statistics != other.batch_statistics:
         lines.append(f"batch statistics: {plan.batch_statistics} -> {other.batch_statistics}")
     lines += stages_difference(plan.stages, other.stages)
+    lines += _layouts_difference(plan, other)
     if plan.planner != other.planner:
         lines.append(f"planner: {plan.planner or 'none'} -> {other.planner or 'none'}")
     machines = [p.cluster and p.cluster.fingerprint() for p in (plan, other)]
@@ -71,6 +72,19 @@ def difference(plan: Plan, other: Plan) -> list[str]:
     if plan.fingerprint != other.fingerprint:
         lines.append(f"graph: {plan.fingerprint} -> {other.fingerprint}")
     return lines
+
+
+def _layouts_difference(plan: Plan, other: Plan) -> list[str]:
+    """List the differences in the layouts of stages that have others than the plan."""
+    if plan.meshes != other.meshes and plan.stages is not None and other.stages is not None:
+        return [f"meshes of stages: {plan.meshes_text} -> {other.meshes_text}"]
+    pairs = zip(*(one.stages.layouts if one.stages else () for one in (plan, other)), strict=False)
+    return [
+        f"on {one.mesh}: {line}"
+        for one, two in pairs
+        if one != two
+        for line in difference(plan.in_layout(one), other.in_layout(two))
+    ]
 
 
 def stages_difference(plan: PipelinePlan | None, other: PipelinePlan | None) -> list[str]:

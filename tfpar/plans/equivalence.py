@@ -28,6 +28,11 @@ def execution_key(plan: Plan) -> Hashable:
         plan.offloaded,
         plan.microbatches,
         None if plan.stages is None else str(plan.stages.schedule),
+        () if plan.stages is None else plan.stages.layout_of,
+        *(
+            execution_key(plan.in_layout(layout))
+            for layout in (() if plan.stages is None else plan.stages.layouts)
+        ),
     )
 
 

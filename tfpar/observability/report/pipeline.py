@@ -29,7 +29,7 @@ def mesh_text(plan: Plan) -> str:
         return str(plan.mesh)
     count, actors = plan.stages.num_stages, plan.stages.num_actors
     where = f"{count} stages" if count == actors else f"{count} stages on {actors} sets of ranks"
-    return f"{where}, each {plan.mesh}"
+    return f"{where}, {plan.meshes_text}"
 
 
 def batch_text(plan: Plan) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tfpar.ir.graph import Op, Tensor
 from tfpar.ir.graph import Variable as StepVariable
@@ -17,7 +17,7 @@ from tfpar.observability.report.variables import (
     variable_bytes,
     variable_specs,
 )
-from tfpar.plans import Plan, PlannedVariable
+from tfpar.plans import Plan, PlannedVariable, StageLayout
 from tfpar.propagation.follow import followed_weights
 from tfpar.propagation.partitioned_graph import PartitionedGraph, Reshard
 from tfpar.spec import Mesh, Replicate, Spec, format_spec, local_shape
@@ -40,22 +40,43 @@ def variables_of(
     specs = variable_specs(plan, partitioned)
     layers = {w.name: paths[node] for node in (nodes.nodes if nodes else ()) for w in node.weights}
     uses = None if partitioned is None else _Uses(plan, partitioned)
-    return tuple(
-        _variable(plan, path, planned, specs[path], layers.get(path), uses)
-        for path, planned in plan.variables.items()
-    )
+    found = []
+    for path, planned in plan.variables.items():
+        layout, spec = layout_of_variable(plan, path), specs[path]
+        if layout.mesh != plan.mesh:
+            planned = layout.variables.get(path, planned)
+            spec = planned.spec
+        laid = _Laid(planned, spec, layout.mesh)
+        found.append(_variable(plan, path, laid, layers.get(path), uses))
+    return tuple(found)
+
+
+def layout_of_variable(plan: Plan, path: str) -> StageLayout:
+    """Return the layout of the stage that a variable is in."""
+    stages = plan.stages
+    owner = None if stages is None else stages.owners.get(path)
+    if stages is None or owner is None:
+        return plan.layout
+    return plan.layout_of(stages.schedule.actors[owner])
+
+
+class _Laid(NamedTuple):
+    """A variable, and how it lies on the mesh of its stage; spec None: that is not known."""
+
+    planned: PlannedVariable
+    spec: Spec | None
+    mesh: Mesh
 
 
 def _variable(
     plan: Plan,
     path: str,
-    planned: PlannedVariable,
-    spec: Spec | None,
+    variable: _Laid,
     layer: str | None,
     uses: _Uses | None,
 ) -> VariableSummary:
-    stages = plan.stages
-    laid = None if spec is None else local_shape(planned.shape, spec, plan.mesh)
+    stages, (planned, spec, mesh) = plan.stages, variable
+    laid = None if spec is None else local_shape(planned.shape, spec, mesh)
     known = {} if uses is None else uses.of(path, planned)
     why = known.pop("why", planned.why or ("" if spec is None else "fixed by the plan"))
     return VariableSummary(
@@ -65,12 +86,12 @@ def _variable(
         fixed=planned.spec is not None,
         shape=planned.shape,
         dtype=planned.dtype,
-        placement=None if spec is None else placement_text(spec, plan.mesh),
+        placement=None if spec is None else placement_text(spec, mesh),
         spec=None if spec is None else format_spec(spec),
         slots=None if planned.slots is None else format_spec(planned.slots),
         local_shape=None if laid is None else tuple(laid),
         num_bytes=variable_bytes(planned),
-        device_bytes=None if spec is None else shard_bytes(planned, spec, plan.mesh),
+        device_bytes=None if spec is None else shard_bytes(planned, spec, mesh),
         why=why,
         stage=None if stages is None else stages.owners.get(path),
         offloaded=path in plan.offloaded.slots,
