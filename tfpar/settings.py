@@ -29,7 +29,7 @@ from tfpar.pipeline.statistics import BatchStatisticsOf
 from tfpar.planning.cache import PlanCache
 from tfpar.planning.intra_op.auto import AutoPlanner
 from tfpar.planning.intra_op.planners import find_planner, make_budget
-from tfpar.planning.objective import Budget, Trials
+from tfpar.planning.objective import OBJECTIVES, Budget, ObjectiveName, Trials
 from tfpar.planning.problem import Planner
 from tfpar.plans import Offload, Plan
 from tfpar.plans.equivalence import execution_key
@@ -75,6 +75,7 @@ class Settings:
     plan: Plan | None = None
     planner: Planner | None = dataclasses.field(default_factory=AutoPlanner)
     budget: Budget = Budget()
+    objective: ObjectiveName = "step_time"
     cluster: Cluster | Mapping[str, Any] | str | None = None
     plan_cache: PlanCache | None = None
     memory_limit: float | None = None
@@ -106,6 +107,7 @@ class Settings:
             plan=optional(_plan, "plan", options.plan),
             planner=planner,
             budget=make_budget(planner, options.search_seconds),
+            objective=check_choice("objective", options.objective, OBJECTIVES),
             cluster=optional(_cluster, "cluster", options.cluster),
             plan_cache=_plan_cache("plan_cache", options.plan_cache),
             memory_limit=optional(_size, "memory_limit", options.memory_limit),
@@ -149,6 +151,7 @@ class Settings:
                 "Give chunks or a pipeline (a plan may have one), not both: both cut the batch of "
                 "a rank, and one runs what the other keeps apart."
             )
+        _check_objective(settings)
         pipeline = settings.given_pipeline
         if plan is not None and pipeline is not None:
             _check_agreed(plan, pipeline)
@@ -166,7 +169,7 @@ class Settings:
         that plans for all.
         """
         names = (
-            *("memory_limit", "bucket_bytes", "strict", "compression", "recompute", "offload"),
+            *("objective", "memory_limit", "bucket_bytes", "strict", "compression", "recompute", "offload"),
             *("chunks", "early_collectives", "trials"),
         )
         return {
@@ -211,6 +214,23 @@ class Settings:
         """Batch statistics of normalisations: exact, or those of a microbatch."""
         asked = self.given_pipeline or self.plan
         return "exact" if asked is None else asked.batch_statistics
+
+
+def _check_objective(settings: Settings) -> None:
+    """Raise ArgumentError where other options leave nothing to be decided by the objective."""
+    objective = settings.objective
+    if objective == OBJECTIVES[0]:
+        return
+    if settings.plan is not None or settings.planner is None:
+        raise ArgumentError(
+            f"Give objective={objective!r} where plans are searched: with a plan, or planner=None, "
+            f"there is nothing to choose from."
+        )
+    if objective == "latency" and settings.pipeline is not None:
+        raise ArgumentError(
+            "Give objective='latency' or a pipeline, not both: a forward pass has no microbatches "
+            "that its stages could work on at the same time, so that stages only make it longer."
+        )
 
 
 def _plan(name: str, value: Any) -> Plan:

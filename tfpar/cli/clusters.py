@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from tfpar.cluster import units
-from tfpar.cluster.description import Cluster, Level, Node
+from tfpar.cluster.description import Cluster, Device, Level, Node
 from tfpar.cluster.lookup import find_cluster, preset_names
 from tfpar.observability.report.tables import render_table
+from tfpar.spec.quantities import format_dollars
 
 JSON_VERSION = 1
 """Of what `--json` prints: it is counted up where a key changes its meaning or goes."""
@@ -115,10 +116,15 @@ def _in_detail(cluster: Cluster) -> str:
             _rate(node.device.memory_bandwidth),
             ", ".join(f"{t} {_about(r, 'FLOP/s')}" for t, r in node.device.flops.items()),
             _rate(node.device.host_bandwidth),
+            _rent(node.device),
         )
         for node in cluster.nodes
     ]
-    columns = "device", "nodes x devices", "memory", "its bandwidth", "products", "to the host"
+    columns = ("device", "nodes x devices", "memory", "its bandwidth", "products", "to the host")
+    if any(row[-1] for row in devices):
+        columns = (*columns, "an hour")
+    else:
+        devices = [row[:-1] for row in devices]
     links = render_table(
         "Links", ("where", "joins", "topology", "bandwidth", "latency"), _rows(cluster)
     )
@@ -132,6 +138,11 @@ def _in_detail(cluster: Cluster) -> str:
             f"{len(cluster.measured)} measured collectives go before what links let expect."
         )
     return "\n\n".join(parts)
+
+
+def _rent(device: Device) -> str:
+    """`$3.06`; empty where it is not known."""
+    return "" if device.price_per_hour is None else format_dollars(device.price_per_hour)
 
 
 def _host_memory(node: Node) -> str:

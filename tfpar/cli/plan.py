@@ -137,6 +137,7 @@ def read_keywords(options: argparse.Namespace) -> dict[str, Any]:
         "offload": _offload(options.offload),
         "level": options.level,
         "search_seconds": options.search_seconds,
+        "objective": options.objective,
         "pipeline": pipeline_of(options),
     }
 

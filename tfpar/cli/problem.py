@@ -10,6 +10,7 @@ from typing import Literal
 from tfpar.pipeline import AUTO, SEARCHES, Pipeline, Schedule
 from tfpar.pipeline.generators import FAMILIES
 from tfpar.pipeline.statistics import BATCH_STATISTICS
+from tfpar.planning.objective import OBJECTIVES
 from tfpar.readable import UnreadableError
 from tfpar.spec import Mesh, ScheduleError, SpecError, TfparError
 
@@ -64,6 +65,14 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--level", type=int, help="of Rhino's planner: 2 or 3 (default: 3)")
     parser.add_argument(
         "--search-seconds", type=float, help="take the best plan found by then (default: no end)"
+    )
+    parser.add_argument(
+        "--objective",
+        choices=OBJECTIVES,
+        default=OBJECTIVES[0],
+        help="what the plan is to be best at: the time of a training step (default), the latency "
+        "of the forward pass, or the samples that a dollar of rent computes, on the devices of the "
+        "mesh that are worth it (price_per_hour in the cluster file)",
     )
     parser.add_argument(
         "--memory-limit",

@@ -19,7 +19,7 @@ from tfpar.cost.cost import Cost
 from tfpar.cost.pipeline_cost import PipelineCost
 from tfpar.pipeline import Schedule
 from tfpar.pipeline.statistics import BatchStatisticsOf
-from tfpar.plans.findings import Candidate, Findings
+from tfpar.plans.findings import Candidate, Findings, Rental
 from tfpar.plans.offload import OffloadPlan
 from tfpar.plans.stages import PipelinePlan
 from tfpar.plans.variables import PlannedVariable, SpecOption
@@ -193,6 +193,25 @@ class RivalEntry(_Part, frozen=True):
         return dataclasses.replace(rival, reason=self.reason, links=self.links)
 
 
+class RentalEntry(_Part, frozen=True):
+    """A `Rental`."""
+
+    name: str
+    ranks: tuple[Count, ...]
+    dollars_per_hour: Amount
+    samples: Annotated[Count, msgspec.Meta(ge=1)]
+    seconds: Amount | None
+    reason: str = ""
+
+    @classmethod
+    def of(cls, rental: Rental) -> RentalEntry:
+        return cls(**{**vars(rental), "seconds": _write_seconds(rental.seconds)})
+
+    def read(self) -> Rental:
+        fields = msgspec.structs.asdict(self)
+        return Rental(**{**fields, "seconds": _read_seconds(self.seconds)})
+
+
 class TrialEntry(_Part, frozen=True):
     """A `Candidate` that was run."""
 
@@ -260,6 +279,7 @@ class PlanFile(_Part, frozen=True, kw_only=True, rename={"tfpar_version": "tfpar
     attempts: tuple[AttemptEntry, ...] | UnsetType = UNSET
     passed_over: tuple[AboveZero, Count] | None = None
     rivals: tuple[RivalEntry, ...] = ()
+    rentals: tuple[RentalEntry, ...] | UnsetType = UNSET
     trials: tuple[TrialEntry, ...] = ()
     layouts: tuple[LayoutEntry, ...]
     baselines: tuple[LayoutEntry, ...] = ()
@@ -286,6 +306,7 @@ class PlanFile(_Part, frozen=True, kw_only=True, rename={"tfpar_version": "tfpar
             "attempts": tuple(map(AttemptEntry.of, found.attempts)) or UNSET,
             "passed_over": found.passed_over,
             "rivals": tuple(map(RivalEntry.of, found.rivals)),
+            "rentals": tuple(map(RentalEntry.of, found.rentals)) or UNSET,
             "trials": tuple(map(TrialEntry.of, found.trials)),
             "layouts": tuple(map(LayoutEntry.of, found.layouts)),
             "baselines": tuple(map(LayoutEntry.of, found.baselines)),
@@ -301,7 +322,7 @@ class PlanFile(_Part, frozen=True, kw_only=True, rename={"tfpar_version": "tfpar
         """Read the fields of the plan."""
         fields = msgspec.structs.asdict(self)
         lists = ("attempts", "rivals", "trials", "layouts", "baselines")
-        for name in ("format", "version", "cluster_fingerprint", *lists):
+        for name in ("format", "version", "cluster_fingerprint", "rentals", *lists):
             del fields[name]
         names, sizes = zip(*self.mesh, strict=True) if self.mesh else ((), ())
         changed = {
@@ -312,6 +333,7 @@ class PlanFile(_Part, frozen=True, kw_only=True, rename={"tfpar_version": "tfpar
                 cost=fields.pop("cost"),
                 passed_over=fields.pop("passed_over"),
                 cut_short=fields.pop("cut_short"),
+                rentals=() if self.rentals is UNSET else tuple(r.read() for r in self.rentals),
                 **{name: _read_candidates(getattr(self, name)) for name in lists},
             ),
             "variables": {name: entry.read() for name, entry in self.variables.items()},

@@ -14,6 +14,7 @@ from tfpar.observability.report.pipeline import (
     stages_tables,
     statistics_text,
 )
+from tfpar.observability.report.rentals import rent_lines
 from tfpar.spec.quantities import format_bytes, format_seconds
 
 MOST_LINES = 40
@@ -32,7 +33,7 @@ def summary(report: Report, full: bool = False, sort: str | None = None) -> str:
     Args:
         full, sort: as of `Plan.summary`.
     """
-    head = [headline(report), *_prediction(report)]
+    head = [headline(report), *_prediction(report), *rent_lines(report.rentals, full)]
     if full:
         head += [*_tables(report.candidates)]
     head += [*_kept_apart(report), *_stages(report, full)]

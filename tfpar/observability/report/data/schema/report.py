@@ -14,6 +14,7 @@ from tfpar.observability.report.data.schema.plan import (
     Machines,
     PartOfStep,
     PipelineSummary,
+    RentalSummary,
 )
 from tfpar.observability.report.data.schema.step import (
     Collective,
@@ -45,6 +46,8 @@ class Report:
         planned_ops: how many ops of each type run as the plan says, where by themselves they would
             run otherwise.
         idle_axes: of the mesh, along which all ranks compute and store the same.
+        rentals: the plan's devices, first, and others that were compared; empty where their rent is
+            not known.
         warnings, hints: sentences; `hints` at most three, of what would change the plan.
     """
 
@@ -68,6 +71,7 @@ class Report:
     without_rule: tuple[WithoutRule, ...]
     run_whole: tuple[RunWhole, ...]
     idle_axes: tuple[str, ...] = ()
+    rentals: tuple[RentalSummary, ...] = ()
     warnings: tuple[str, ...]
     hints: tuple[str, ...]
 
