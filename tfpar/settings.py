@@ -169,7 +169,15 @@ class Settings:
         that plans for all.
         """
         names = (
-            *("objective", "memory_limit", "bucket_bytes", "strict", "compression", "recompute", "offload"),
+            *(
+                "objective",
+                "memory_limit",
+                "bucket_bytes",
+                "strict",
+                "compression",
+                "recompute",
+                "offload",
+            ),
             *("chunks", "early_collectives", "trials"),
         )
         return {

@@ -116,15 +116,10 @@ def _in_detail(cluster: Cluster) -> str:
             _rate(node.device.memory_bandwidth),
             ", ".join(f"{t} {_about(r, 'FLOP/s')}" for t, r in node.device.flops.items()),
             _rate(node.device.host_bandwidth),
-            _rent(node.device),
         )
         for node in cluster.nodes
     ]
-    columns = ("device", "nodes x devices", "memory", "its bandwidth", "products", "to the host")
-    if any(row[-1] for row in devices):
-        columns = (*columns, "an hour")
-    else:
-        devices = [row[:-1] for row in devices]
+    columns = "device", "nodes x devices", "memory", "its bandwidth", "products", "to the host"
     links = render_table(
         "Links", ("where", "joins", "topology", "bandwidth", "latency"), _rows(cluster)
     )
@@ -133,6 +128,9 @@ def _in_detail(cluster: Cluster) -> str:
     parts.append(f"{library}; {cluster.overlap:.0%} of a device's arithmetic goes on beside them.")
     hosts = [_host_memory(node) for node in cluster.nodes]
     parts.append(f"Memory of a host: {', '.join(hosts)}.")
+    if any(node.device.price_per_hour is not None for node in cluster.nodes):
+        rents = [_rent(node.device) for node in cluster.nodes]
+        parts.append(f"Rent of a device: {', '.join(rents)}.")
     if cluster.measured:
         parts.append(
             f"{len(cluster.measured)} measured collectives go before what links let expect."
@@ -141,8 +139,9 @@ def _in_detail(cluster: Cluster) -> str:
 
 
 def _rent(device: Device) -> str:
-    """`$3.06`; empty where it is not known."""
-    return "" if device.price_per_hour is None else format_dollars(device.price_per_hour)
+    """`$3.06 an hour`."""
+    rent = device.price_per_hour
+    return "not known" if rent is None else f"{format_dollars(rent)} an hour"
 
 
 def _host_memory(node: Node) -> str:

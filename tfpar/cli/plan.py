@@ -162,7 +162,8 @@ def trace_step(
         # Made in a scope of our own: the batch may depend on the model.
         adapter.install()
         most_axes = max(meshes, key=lambda mesh: mesh.num_axes)
-        made = Made.of(options, load, Session(most_axes).scope())
+        trains = settings.objective != "latency"
+        made = Made.of(options, load, Session(most_axes).scope(), trains)
         with made.traced():
             model = TracedModel.of(lambda: made.model, made.batch, most_axes, settings)
         yield model

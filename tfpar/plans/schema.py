@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 FORMAT, VERSION = "tfpar plan", 2
 
 Whole = Annotated[int, msgspec.Meta(ge=1 - 2**63, le=2**63 - 1, description="a whole number")]
+AtLeastOne = Annotated[
+    int, msgspec.Meta(ge=1, le=2**63 - 1, description="a whole number, 1 or more, below 2^63")
+]
 AboveZero = Annotated[
     float, msgspec.Meta(gt=0, le=sys.float_info.max, description="a finite number above 0")
 ]
@@ -199,7 +202,7 @@ class RentalEntry(_Part, frozen=True):
     name: str
     ranks: tuple[Count, ...]
     dollars_per_hour: Amount
-    samples: Annotated[Count, msgspec.Meta(ge=1)]
+    samples: AtLeastOne
     seconds: Amount | None
     reason: str = ""
 

@@ -35,7 +35,9 @@ def _why(rental: Rental, taken: Rental) -> str:
     if more >= 0:
         return f"{format_dollars(more)} more"
     if rental.seconds > taken.seconds:
-        return f"{format_dollars(-more)} less, {format_seconds(rental.seconds - taken.seconds)} slower"
+        return (
+            f"{format_dollars(-more)} less, {format_seconds(rental.seconds - taken.seconds)} slower"
+        )
     return f"{format_dollars(-more)} less, but the job has more devices"
 
 
