@@ -56,7 +56,9 @@ class Options:
         plan_cache: a folder for plans, which are then searched once for each problem; by default
             that of the environment variable TFPAR_PLAN_CACHE, if set.
         memory_limit: what a plan may use of a device, in bytes or as `"16 GiB"`; by default what
-            the cluster's have. The fastest plan that fits is taken.
+            the cluster's have. The fastest plan that fits is taken. With a `pipeline` of a number
+            of stages also a list, of a limit for each of them (for each set of ranks that runs
+            several).
         bucket_bytes: upper bound on packed collectives, in bytes; by default what
             the plan's cost is least with.
         strict: ops without a rule are an error instead of being replicated.
@@ -109,7 +111,7 @@ class Options:
     objective: ObjectiveName = "step_time"
     cluster: ClusterLike | None = None
     plan_cache: PathLike | None = None
-    memory_limit: float | str | None = None
+    memory_limit: float | str | Sequence[float | str] | None = None
     bucket_bytes: float | str | None = None
     strict: bool = False
     compression: str | None = None
@@ -133,7 +135,7 @@ class PlanKeywords(TypedDict, total=False):
     search_seconds: float | None
     objective: ObjectiveName
     plan_cache: PathLike | None
-    memory_limit: float | str | None
+    memory_limit: float | str | Sequence[float | str] | None
     compression: str | None
     recompute: bool | str | Sequence[str] | None
     offload: Offload | bool | None

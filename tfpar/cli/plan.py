@@ -132,7 +132,7 @@ def read_keywords(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "planner": options.planner,
         "plan_cache": options.plan_cache,
-        "memory_limit": options.memory_limit,
+        "memory_limit": _memory_limit(options.memory_limit),
         "recompute": _recompute(options.recompute),
         "offload": _offload(options.offload),
         "level": options.level,
@@ -167,6 +167,11 @@ def trace_step(
         with made.traced():
             model = TracedModel.of(lambda: made.model, made.batch, most_axes, settings)
         yield model
+
+
+def _memory_limit(given: str | None) -> str | list[str] | None:
+    """Parse `--memory-limit` to the value that `auto_parallel` takes."""
+    return given.split(",") if given and "," in given else given
 
 
 def _recompute(given: list[str] | None) -> bool | list[str] | None:

@@ -10,6 +10,7 @@ from tfpar.constraints import Constraint
 from tfpar.constraints.stages import least_stages
 from tfpar.pipeline import Pipeline
 from tfpar.planning.inter_op.machine_types import list_machine_types
+from tfpar.planning.inter_op.stages.limits import NO_LIMITS, StageLimits
 from tfpar.planning.meshes import LogicalMesh
 from tfpar.planning.objective import Budget
 from tfpar.plans import Offload, Plan
@@ -35,6 +36,7 @@ class PlanRequest:
         progress: reports the progress of the search.
         meshes: the logical meshes to choose from; by default all that the ranks can form.
         jit_compile: XLA compiles the step; see `planning.problem.Problem`.
+        limits: of the stages of a pipeline.
     """
 
     mesh: Mesh
@@ -51,6 +53,7 @@ class PlanRequest:
     progress: Reporter = QUIET
     meshes: tuple[LogicalMesh, ...] = ()
     jit_compile: bool = False
+    limits: StageLimits = NO_LIMITS
 
     @property
     def num_actors(self) -> int:
@@ -92,4 +95,5 @@ class PlanRequest:
             return {self.cluster: 1}
         self.cluster.check(Mesh.of(self.num_actors * self.mesh.size))
         machines = self.cluster.part(ranks) if ranks else self.cluster
-        return list_machine_types(machines, self.mesh.size, self.num_actors)
+        limits = self.limits.memory_bytes
+        return list_machine_types(machines, self.mesh.size, self.num_actors, limits)

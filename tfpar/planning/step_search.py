@@ -151,6 +151,7 @@ class StepSearch:
             deadline=deadline or request.budget.start(),
             memo=None if self.part else self._problems.graph_memo,
             jit_compile=request.jit_compile,
+            limits=request.limits,
         )
 
     def reprice(self, plan: Plan, request: PlanRequest, everyone: Mesh) -> Plan:

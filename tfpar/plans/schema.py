@@ -145,6 +145,7 @@ class StagesEntry(_Part, frozen=True):
     owners: dict[str, Whole]
     cost: PipelineCost | None = None
     ranks: tuple[Count, ...] = ()
+    memory_limits: tuple[AboveZero, ...] | UnsetType = UNSET
 
     @classmethod
     def of(cls, stages: PipelinePlan) -> StagesEntry:
@@ -155,12 +156,14 @@ class StagesEntry(_Part, frozen=True):
             dict(sorted(stages.owners.items())),
             stages.cost,
             stages.ranks,
+            stages.memory_limits or UNSET,
         )
 
     def read(self) -> PipelinePlan:
         schedule = Schedule.parse("\n".join(self.schedule))
+        limits = () if self.memory_limits is UNSET else self.memory_limits
         return PipelinePlan(
-            schedule, self.scopes, self.recompute, self.owners, self.cost, self.ranks
+            schedule, self.scopes, self.recompute, self.owners, self.cost, self.ranks, limits
         )
 
 

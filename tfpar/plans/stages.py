@@ -40,6 +40,7 @@ class PipelinePlan:
         cost: what each stage takes, where that was priced; what a step does is `Plan.cost`.
         ranks: of the job, actor by actor: those of the first ascend, then come those of the second;
             empty: all in their order.
+        memory_limits: bytes that a rank of each actor may store, where these were given.
 
     Raises:
         PlanError: a stage that the schedule does not have, or one of several without ops; ranks
@@ -53,6 +54,7 @@ class PipelinePlan:
     owners: Mapping[str, int] = dataclasses.field(default_factory=dict)
     cost: PipelineCost | None = None
     ranks: tuple[int, ...] = ()
+    memory_limits: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         flag("recompute", self.recompute)
@@ -66,6 +68,11 @@ class PipelinePlan:
                     )
         if self.ranks:
             self._check_ranks()
+        if self.memory_limits and len(self.memory_limits) != self.num_actors:
+            raise PlanError(
+                f"The plan limits the memory of {len(self.memory_limits)} sets of ranks, but its "
+                f"schedule has {self.num_actors}."
+            )
         if self.cost is not None and len(self.cost.stages) != self.num_stages:
             raise PlanError(
                 f"The plan has prices of {len(self.cost.stages)} stages, but {self.num_stages} "

@@ -139,6 +139,7 @@ class TracedModel:
             budget=settings.budget,
             progress=report,
             jit_compile=self.jit_compile,
+            limits=settings.limits,
         )
         scope = GIVEN
         if settings.objective != "latency":

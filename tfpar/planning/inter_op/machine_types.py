@@ -7,13 +7,15 @@ in all stages, and the fastest is taken (`placing`).
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.network import likeness
 
 
-def list_machine_types(cluster: Cluster, size: int, actors: int) -> dict[Cluster, int]:
+def list_machine_types(
+    cluster: Cluster, size: int, actors: int, limits: Sequence[float] = ()
+) -> dict[Cluster, int]:
     """List the machines on which layouts for the ranks of an actor are searched, and how many
     actors have such: of equal ones, the first.
 
@@ -24,12 +26,14 @@ def list_machine_types(cluster: Cluster, size: int, actors: int) -> dict[Cluster
     Args:
         size: ranks of each set.
         actors: number of sets, one behind the other.
+        limits: bytes that a rank of each may store, at most; by default what its device has.
 
     Raises:
         TfparError: the cluster has fewer ranks.
     """
     parts = [cluster.part(range(a * size, (a + 1) * size)) for a in range(actors)]
-    memory = sum(part.device.memory_bytes for part in parts)
+    room = [part.device.memory_bytes for part in parts]
+    memory = sum(map(min, room, limits or room))
     first: dict[object, Cluster] = {}
     found: dict[Cluster, int] = {}
     for part in parts:

@@ -22,6 +22,7 @@ from tfpar.pipeline.step_graph import stage_graph_of
 from tfpar.pipeline.step_stages import assignable, stages_of_step
 from tfpar.planning.deadline import Deadline
 from tfpar.planning.inter_op.stages.bounds import TooManyStages
+from tfpar.planning.inter_op.stages.limits import NO_LIMITS, StageLimits
 from tfpar.planning.inter_op.stages.links import StageLinks
 from tfpar.planning.inter_op.stages.memory_budget import PricedAssignment
 from tfpar.planning.inter_op.stages.op_times import SingleDeviceProfile
@@ -48,6 +49,7 @@ def assign_stages(
     deadline: Deadline | None = None,
     memo: Memo | None = None,
     jit_compile: bool = False,
+    limits: StageLimits = NO_LIMITS,
 ) -> Plan:
     """Assign `plan`, made for the ranks of one stage, to the stages of a pipeline.
 
@@ -71,6 +73,7 @@ def assign_stages(
         memo: of what was found for the step before; plans that differ in how they split it have the
             same stages.
         jit_compile: XLA compiles the step.
+        limits: of the stages.
 
     Raises:
         SpecError: a constraint that matches nothing, or two that contradict each other.
@@ -96,7 +99,14 @@ def assign_stages(
     if ops and (needed or not _weights_lie(cut, lying)):
         kept = {**dict(_first_readers(cut, ops, lying)), **fixed}
         assigned = functools.partial(
-            _assigned, uncut, pipeline, placed, size, laid=_laid(before, ops), memo=memo
+            _assigned,
+            uncut,
+            pipeline,
+            placed,
+            size,
+            laid=_laid(before, ops),
+            memo=memo,
+            tolerance=limits.tolerance,
         )
         try:
             planned = assigned(fixed=kept, deadline=deadline)
@@ -119,7 +129,7 @@ def assign_stages(
     asked = [str(c) for c in constraints if isinstance(c, PutInStage)]
     return dataclasses.replace(
         plan,
-        stages=dataclasses.replace(planned, ranks=ranks),
+        stages=dataclasses.replace(planned, ranks=ranks, memory_limits=limits.memory_bytes),
         microbatches=schedule.num_microbatches,
         batch_statistics=pipeline.batch_statistics,
         chunks=1,
@@ -202,6 +212,7 @@ def _assigned(
     *,
     laid: PricedAssignment | None,
     memo: Memo,
+    tolerance: float | None,
     fixed: Mapping[Op, int],
     deadline: Deadline,
 ) -> PipelinePlan:
@@ -211,6 +222,7 @@ def _assigned(
         cluster: the machines of the first stage, and of each behind those of the one before.
         size: ranks of each stage.
         laid: stages that do not fit.
+        tolerance: as of `StageLimits`.
     """
     order = pipeline.order
     paces = step.alone.paces(cluster, order.actors, size)
@@ -227,6 +239,7 @@ def _assigned(
             paces=paces,
             before=laid,
             links=between,
+            tolerance=tolerance,
             deadline=deadline,
         )
         forward = units.forward_stages(assignment.stages)
@@ -238,7 +251,7 @@ def _assigned(
         return found(links).planned
     # Where ops lie does not hang on how a plan splits them, nor on the order of their tasks, nor on
     # the links as long as these are fast enough.
-    settled = tuple(paces), tuple(fixed.items()), step.roles.jit_compile
+    settled = tuple(paces), tuple(fixed.items()), step.roles.jit_compile, tolerance
     key = order.num_stages, cluster.device, *settled
     known = memo.of(Assignments)
     if key not in known:

@@ -186,6 +186,7 @@ class StepPlanner:
             owners=self._owners(captured),
             part=part,
             jit_compile=self.jit_compile,
+            limits=options.limits,
         )
         if part:
             return plan
@@ -198,7 +199,8 @@ class StepPlanner:
             jit_compile=self.jit_compile,
         )
         plan = with_prices(plan, state_problem(captured, request, batch_size), cluster)
-        if session.cluster is not None or options.memory_limit is not None:
+        limited = options.memory_limit is not None or options.limits.memory_bytes
+        if session.cluster is not None or limited:
             check_given(plan)  # what a machine has that was only detected is a guess
         return plan
 
@@ -361,6 +363,7 @@ class StepPlanner:
             find_actor_ranks(captured, session),
             report,
             jit_compile=self.jit_compile,
+            limits=options.limits,
         )
         leads = options.objective == "latency" and session.base is None
         one = StepSearch(

@@ -73,9 +73,11 @@ class PipelinePricer:
         stages, schedule = plan.stages, plan.stages.schedule
         with collection_paused():
             staged = self._in_stages(schedule, mesh)
-            return PipelineCostModel.of(
+            found = PipelineCostModel.of(
                 staged, schedule.actors, cluster, stages.recompute, stages.ranks, among
             )
+        limits = tuple(map(min, found.limits, stages.memory_limits or found.limits))
+        return dataclasses.replace(found, limits=limits)
 
     def _in_stages(self, schedule: Schedule, mesh: UnevenMesh | None) -> TaskPartition:
         """The step in the stages and microbatches of a schedule; see `prices`."""
