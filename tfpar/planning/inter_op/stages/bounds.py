@@ -90,7 +90,10 @@ def _loops_text(graph: UnitGraph, num_stages: int) -> str:
     """Say which loops take longer than a stage would if all took equally long; empty: none do."""
     average = graph.seconds / num_stages
     found = [unit for unit in graph.units if unit.loop and unit.seconds > average]
-    said = [f"{unit.loop!r} ({unit.seconds / graph.seconds:.0%} of the step)" for unit in found]
+    said = [
+        f"{unit.loop!r} (its part takes {unit.seconds / graph.seconds:.0%} of the step)"
+        for unit in found
+    ]
     if not said:
         return ""
     one = len(said) == 1
