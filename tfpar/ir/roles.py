@@ -203,8 +203,9 @@ def find_widened_tensors(graph: Graph) -> dict[Tensor, str]:
 
 
 def _filled_forward(graph: Graph, consumers: Mapping[Tensor, Sequence[Op]]) -> set[Op]:
-    """What loops of the forward pass begin with for the backward pass, whose name it bears: the
-    empty lists that they fill, and the constants from which TensorFlow 1 counts their rounds."""
+    """The ops that loops of the forward pass begin with for the backward pass, whose names they
+    bear: the empty lists that they fill, and the constants from which TensorFlow 1 counts their
+    rounds."""
     found = set()
     for op in graph.ops:
         readers = (r for t in op.outputs for r in consumers.get(t, ()))
