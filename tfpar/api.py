@@ -195,7 +195,7 @@ def plan(
     options: Options | None = None,
     **keywords: Unpack[PlanKeywords],
 ) -> Plan:
-    """Plan a model's training without devices and without its weights.
+    """Plan a model's training, or its predictions, without devices and without its weights.
 
         plan = tap.plan(build_model, (x, y), [2, 8], cluster="v100-ethernet")
         plan.save("plan.json")     # then: tap.auto_parallel(plan="plan.json")
@@ -203,10 +203,13 @@ def plan(
     Args:
         build: makes and compiles the model; no weight is given memory. Where no GPU is,
             Keras's `jit_compile="auto"` means no XLA: `jit_compile=True` plans for steps that it
-            compiles.
+            compiles. With `objective="latency"` it need not be compiled.
         batch: what `fit` gets, `(x, y)` or `(x, y, sample_weight)`: arrays, or `tf.TensorSpec`s of
-            static shape, for the global batch; or strings, for a model with a preprocessor.
-        mesh, constraints: as for `auto_parallel`.
+            static shape, for the global batch; or strings, for a model with a preprocessor. With
+            `objective="latency"`, `x` is enough.
+        mesh, constraints: as for `auto_parallel`. With `objective="samples_per_dollar"` it is the
+            most that may be rented: the plan may be for a part of it, which its first rental
+            names (`plan.findings.rentals`).
         cluster: as of `Options`; None takes that of `options`.
         options, keywords: as for `auto_parallel`. What only matters to a run (`chunks`, `strict`,
             `verbose`, ...) is no keyword here, and in `options` it is left alone.

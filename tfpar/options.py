@@ -11,7 +11,7 @@ from typing import Any, Literal, TypedDict, TypeVar
 
 from tfpar.cluster.description import Cluster
 from tfpar.pipeline import Pipeline
-from tfpar.planning.objective import Trials
+from tfpar.planning.objective import ObjectiveName, Trials
 from tfpar.planning.problem import Planner
 from tfpar.plans import Offload, Plan
 from tfpar.settings import ConstraintsLike, MeshLike, Settings
@@ -46,12 +46,19 @@ class Options:
             Where no fast plan fits into memory, more are searched, and each search may take that.
             Ctrl-C ends a search at once: see `tap.SearchInterrupted`. By default `planner="auto"`
             takes no longer than the training under way can gain by it, or about a second.
+        objective: what the plan is to be best at. `"step_time"`: the seconds of a step.
+            `"latency"`: those of the forward pass of a Keras model, as `predict` runs it; if the
+            model trains, its weights stay as they lie for that, as far as memory allows.
+            `"samples_per_dollar"`: what a dollar of rent computes, on the devices of the mesh that
+            are worth it; `price_per_hour` in the cluster file says what each is rented for.
         cluster: the machines to plan for: a `Cluster`, the name of a preset or a file (TOML or
             JSON, see `cluster.files`); by default `"local"`, what this machine is seen to be.
         plan_cache: a folder for plans, which are then searched once for each problem; by default
             that of the environment variable TFPAR_PLAN_CACHE, if set.
         memory_limit: what a plan may use of a device, in bytes or as `"16 GiB"`; by default what
-            the cluster's have. The fastest plan that fits is taken.
+            the cluster's have. The fastest plan that fits is taken. With a `pipeline` of a number
+            of stages also a list, of a limit for each of them (for each set of ranks that runs
+            several).
         bucket_bytes: upper bound on packed collectives, in bytes; by default what
             the plan's cost is least with.
         strict: ops without a rule are an error instead of being replicated.
@@ -102,9 +109,10 @@ class Options:
     planner: Planner | str | None = "auto"
     level: int | None = None
     search_seconds: float | None = None
+    objective: ObjectiveName = "step_time"
     cluster: ClusterLike | None = None
     plan_cache: PathLike | None = None
-    memory_limit: float | str | None = None
+    memory_limit: float | str | Sequence[float | str] | None = None
     bucket_bytes: float | str | None = None
     strict: bool = False
     compression: str | None = None
@@ -126,8 +134,9 @@ class PlanKeywords(TypedDict, total=False):
     planner: Planner | str | None
     level: int | None
     search_seconds: float | None
+    objective: ObjectiveName
     plan_cache: PathLike | None
-    memory_limit: float | str | None
+    memory_limit: float | str | Sequence[float | str] | None
     compression: str | None
     recompute: bool | str | Sequence[str] | None
     offload: Offload | bool | None

@@ -27,9 +27,10 @@ from tfpar.pipeline.generators import generate
 from tfpar.pipeline.pipeline import ENUMERATE
 from tfpar.pipeline.statistics import BatchStatisticsOf
 from tfpar.planning.cache import PlanCache
+from tfpar.planning.inter_op.stages.limits import NO_LIMITS, StageLimits
 from tfpar.planning.intra_op.auto import AutoPlanner
 from tfpar.planning.intra_op.planners import find_planner, make_budget
-from tfpar.planning.objective import Budget, Trials
+from tfpar.planning.objective import OBJECTIVES, Budget, ObjectiveName, Trials
 from tfpar.planning.problem import Planner
 from tfpar.plans import Offload, Plan
 from tfpar.plans.equivalence import execution_key
@@ -68,6 +69,7 @@ class Settings:
         pipeline: the stages and microbatches of a training step; None: as the plan says; AUTO: as
             the planner finds.
         pipeline_search: how, where it is not by enumeration.
+        limits: of its stages.
     """
 
     mesh: Mesh | None = None
@@ -75,6 +77,7 @@ class Settings:
     plan: Plan | None = None
     planner: Planner | None = dataclasses.field(default_factory=AutoPlanner)
     budget: Budget = Budget()
+    objective: ObjectiveName = "step_time"
     cluster: Cluster | Mapping[str, Any] | str | None = None
     plan_cache: PlanCache | None = None
     memory_limit: float | None = None
@@ -86,6 +89,7 @@ class Settings:
     chunks: int | None = None
     pipeline: Pipeline | Literal["auto"] | None = None
     pipeline_search: Pipeline | None = None
+    limits: StageLimits = NO_LIMITS
     early_collectives: bool | None = None
     trials: Trials | None = None
     verbose: bool = True
@@ -106,9 +110,10 @@ class Settings:
             plan=optional(_plan, "plan", options.plan),
             planner=planner,
             budget=make_budget(planner, options.search_seconds),
+            objective=check_choice("objective", options.objective, OBJECTIVES),
             cluster=optional(_cluster, "cluster", options.cluster),
             plan_cache=_plan_cache("plan_cache", options.plan_cache),
-            memory_limit=optional(_size, "memory_limit", options.memory_limit),
+            memory_limit=optional(_size_of_all, "memory_limit", options.memory_limit),
             bucket_bytes=optional(_whole_size, "bucket_bytes", options.bucket_bytes),
             strict=flag("strict", options.strict),
             compression=optional(_carried_as, "compression", options.compression),
@@ -117,6 +122,7 @@ class Settings:
             chunks=optional(_chunks, "chunks", options.chunks),
             pipeline=optional(_pipeline, "pipeline", options.pipeline),
             pipeline_search=_pipeline_search(options.pipeline),
+            limits=_limits(options.pipeline, options.memory_limit),
             early_collectives=optional(flag, "early_collectives", options.early_collectives),
             trials=optional(_trials, "trials", options.trials),
             verbose=_verbose("verbose", options.verbose),
@@ -149,6 +155,7 @@ class Settings:
                 "Give chunks or a pipeline (a plan may have one), not both: both cut the batch of "
                 "a rank, and one runs what the other keeps apart."
             )
+        _check_objective(settings)
         pipeline = settings.given_pipeline
         if plan is not None and pipeline is not None:
             _check_agreed(plan, pipeline)
@@ -166,7 +173,16 @@ class Settings:
         that plans for all.
         """
         names = (
-            *("memory_limit", "bucket_bytes", "strict", "compression", "recompute", "offload"),
+            *(
+                "objective",
+                "memory_limit",
+                "limits",
+                "bucket_bytes",
+                "strict",
+                "compression",
+                "recompute",
+                "offload",
+            ),
             *("chunks", "early_collectives", "trials"),
         )
         return {
@@ -213,6 +229,23 @@ class Settings:
         return "exact" if asked is None else asked.batch_statistics
 
 
+def _check_objective(settings: Settings) -> None:
+    """Raise ArgumentError where other options leave nothing to be decided by the objective."""
+    objective = settings.objective
+    if objective == OBJECTIVES[0]:
+        return
+    if settings.plan is not None or settings.planner is None:
+        raise ArgumentError(
+            f"Give objective={objective!r} where plans are searched: with a plan, or planner=None, "
+            f"there is nothing to choose from."
+        )
+    if objective == "latency" and settings.pipeline is not None:
+        raise ArgumentError(
+            "Give objective='latency' or a pipeline, not both: a forward pass has no microbatches "
+            "that its stages could work on at the same time, so that stages only make it longer."
+        )
+
+
 def _plan(name: str, value: Any) -> Plan:
     if isinstance(value, Plan):
         return value
@@ -240,6 +273,38 @@ def _size(name: str, value: Any, expected: str = "a size above 0 such as '16 GiB
     if not size > 0:
         raise argument_error(name, value, f"{expected}, or a number of bytes")
     return size
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
+
+
+def _size_of_all(name: str, value: Any) -> float | None:
+    """Parse the limit of all devices; None where there is one for each stage."""
+    return None if _is_list(value) else _size(name, value)
+
+
+def _limits(pipeline: Any, memory_limit: Any) -> StageLimits:
+    """Read the limits of stages.
+
+    Raises:
+        ArgumentError: not a limit of memory for each set of ranks.
+    """
+    tolerance = pipeline.tolerance if isinstance(pipeline, Pipeline) else None
+    if not _is_list(memory_limit):
+        return StageLimits(tolerance)
+    if not isinstance(pipeline, Pipeline) or pipeline.is_searched:
+        raise argument_error(
+            "memory_limit",
+            memory_limit,
+            "a size, or, with a tap.Pipeline of a number of stages, one for each of them",
+        )
+    sets = pipeline.order.num_actors
+    if len(memory_limit) != sets:
+        expected = f"a size, or a list of {sets}, as many as the pipeline has sets of ranks"
+        raise argument_error("memory_limit", memory_limit, expected)
+    sizes = tuple(_size(f"memory_limit[{i}]", size) for i, size in enumerate(memory_limit))
+    return StageLimits(tolerance, sizes)
 
 
 def _whole_size(name: str, value: Any) -> int:

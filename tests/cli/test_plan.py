@@ -263,6 +263,10 @@ def test_a_pipeline_can_be_asked_for(folder, capsys):
     assert tfpar(f"{command} -o plan.json --microbatches 2") == 0
     assert Plan.load("plan.json").microbatches == 2
     assert "in 2 microbatches" in capsys.readouterr().out
+    stages = "--stages 2 --microbatches 2 --tolerance 0.3 --memory-limit 1GB,2GB"
+    assert tfpar(f"{command} -o plan.json {stages} --quiet") == 0
+    limits = [share.limit_bytes for share in Plan.load("plan.json").stages.cost.stages]
+    assert limits == [1e9, 2e9]
     Path("mine.csv").write_text("0F0,0F1,0B1,0B0\n")
     assert tfpar(f"{command} -o plan.json --schedule mine.csv --quiet") == 0
     assert Plan.load("plan.json").microbatches == 2
@@ -285,6 +289,9 @@ def test_a_pipeline_can_be_asked_for(folder, capsys):
             "--stages 2 --microbatches 2 --search anneal",
             "--search and --seed are for --stages auto",
         ),
+        ("--tolerance 0.3", "--tolerance is for stages: add --stages"),
+        ("--stages 2 --microbatches 2 --tolerance -1", "tolerance is -1.0; it must be"),
+        ("--stages 2 --microbatches 2 --memory-limit 1GB,2GB,3GB", "it must be .* a list of 2"),
         ("--batch-statistics microbatch", "A pipeline needs --microbatches"),
         ("--microbatches 0", "microbatches is 0; it must be a whole number, 1 or more"),
         ("--schedule gpype", "--schedule 'gpype' is neither one of gpipe, .* nor a file .*No such"),

@@ -66,6 +66,19 @@ def write(tmp_path):
     return written
 
 
+def test_devices_have_a_rent(write):
+    """No cost depends on it: plans are for the same machines, whatever they are rented for."""
+    text = FILE.replace('launch = "4 us"', 'launch = "4 us"\nprice_per_hour = 3.06', 1)
+    rented, free = find_cluster(write(text)), find_cluster(write(FILE))
+    prices = [device.price_per_hour for device in rented.devices]
+    assert prices == [3.06] * 16 + [None]
+    assert rented == free and rented.fingerprint() == free.fingerprint()
+    for again in (cluster_of(describe(rented)), read_cluster(write(cluster_text(rented)))):
+        assert [device.price_per_hour for device in again.devices] == prices
+    with pytest.raises(TfparError, match=r"node\[0\].device.price_per_hour is -1"):
+        find_cluster(write(text.replace("3.06", "-1")))
+
+
 def test_a_file_becomes_a_cluster(write):
     cluster = find_cluster(write(FILE))
     assert (cluster.name, cluster.size, cluster.num_nodes) == ("ours", 17, 3)

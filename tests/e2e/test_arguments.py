@@ -84,6 +84,7 @@ REFUSED_OPTIONS = [
     ("early_collectives", ["x", 1, "auto"]),
     ("level", [3, True, "3", 5, 2.0]),
     ("search_seconds", [0, -1, "x", True, float("nan")]),
+    ("objective", ["fast", 1, None, True, ["latency"]]),
     ("trials", [0, -1, 2.5, True, "3", [3]]),
     ("verbose", [2, -1, "auto", None]),
 ]
@@ -175,7 +176,7 @@ def test_a_record_says_at_once_what_is_wrong():
         settings_of(2, (), {"chunks": 2}, {})
     with pytest.raises(dataclasses.FrozenInstanceError):
         tap.Options().chunks = 2
-    assert names_of(PlanKeywords)[:3] == ["planner", "level", "search_seconds"]
+    assert names_of(PlanKeywords)[:4] == ["planner", "level", "search_seconds", "objective"]
 
 
 # --- everything else -------------------------------------------------------------------
@@ -253,6 +254,7 @@ def refused_calls():
         ("name", (3,)),
         ("functions_per_s", ("x", 0)),
         ("ramp_s", ("x", -1)),
+        ("price_per_hour", ("x", -1, float("inf"))),
         ("entries_per_s", ("x", None, {"Sum": 0}, {3: 1.0})),
     ):
         for value in values:

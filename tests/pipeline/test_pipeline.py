@@ -66,6 +66,8 @@ def test_the_part_of_the_batch_whose_activations_are_stored(pipeline, part):
         (dict(stages="auto", search="anneal", seed=-1), "seed is -1"),
         (dict(stages="auto", search="megatron", seed=1), "draws nothing at random"),
         (dict(stages=2, microbatches=2, search="anneal"), "give stages='auto' with it"),
+        (dict(stages=2, microbatches=2, tolerance=-0.1), "tolerance is -0.1"),
+        (dict(stages="auto", tolerance="x"), "tolerance is 'x'"),
         (dict(microbatches=2, seed=1), "seed is for a pipeline that is searched"),
         (dict(stages=WORDS, microbatches=2), "stages is array"),
         (dict(stages="auto", microbatches=WORDS), "leave out microbatches"),

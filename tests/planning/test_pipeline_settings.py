@@ -9,6 +9,7 @@ from tfpar.cluster import read_preset
 from tfpar.constraints import stage
 from tfpar.options import Options
 from tfpar.pipeline import Pipeline, generate
+from tfpar.planning.inter_op.stages.limits import StageLimits
 from tfpar.planning.request import PlanRequest
 from tfpar.settings import Settings, _check_agreed
 from tfpar.spec import ArgumentError, Mesh, SpecError, TfparError
@@ -33,6 +34,23 @@ def test_several_stages_may_be_asked_for():
     pipeline = Pipeline(stages=2, microbatches=2)
     assert settings(pipeline=pipeline).pipeline == pipeline
     assert settings(plan=staged()).plan == staged()
+
+
+def test_stages_have_a_tolerance_and_limits_of_memory():
+    given = settings(pipeline=Pipeline(2, 4, tolerance=0.3), memory_limit=["1 GiB", 2**31])
+    assert given.limits == StageLimits(0.3, (2.0**30, 2.0**31)) and given.memory_limit is None
+    assert settings(pipeline=Pipeline("auto", tolerance=0)).limits == StageLimits(0.0)
+    # A set of ranks has one memory, however many stages it runs.
+    assert settings(pipeline=Pipeline(2, 4, "zb-v"), memory_limit=(1e9, 2e9)).limits.memory_bytes
+    for options, message in (
+        (dict(pipeline=Pipeline(2, 4)), "a list of 2, as many as the pipeline has sets of ranks"),
+        (dict(pipeline="auto"), "a size, or, with a tap.Pipeline of a number of stages"),
+        (dict(), "a size, or, with a tap.Pipeline of a number of stages"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            settings(memory_limit=[1e9, 1e9, 1e9], **options)
+    with pytest.raises(ArgumentError, match=r"^memory_limit\[1\] is 'much'; it must be a size"):
+        settings(pipeline=Pipeline(2, 4), memory_limit=["1 GiB", "much"])
 
 
 def test_a_plan_and_a_pipeline_have_to_agree():

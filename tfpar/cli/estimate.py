@@ -85,8 +85,12 @@ def run(options: argparse.Namespace) -> int:
             return FITS
         found = estimates_of(model, pairs, impossible, report)
     _raise_if_all(impossible, pairs)
-    found.sort(key=Estimate.rank)
-    print((estimates_json if options.json else estimates_table)(found, options.top))
+    by_rent = settings.objective == "samples_per_dollar"
+    found.sort(key=lambda one: one.rank(by_rent))
+    if options.json:
+        print(estimates_json(found, options.top))
+    else:
+        print(estimates_table(found, options.top, "cheapest" if by_rent else "fastest"))
     return FITS if any(one.fits for one in found) else NONE_FITS
 
 

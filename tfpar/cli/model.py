@@ -38,12 +38,14 @@ class Made:
         options: argparse.Namespace,
         load: Callable[[str], Callable[[], Any]],
         scope: contextlib.AbstractContextManager[Any],
+        trains: bool = True,
     ) -> Made:
         """Make the model and the batch that the arguments of `problem.add_model` name.
 
         Args:
             load: from `script.scripts`.
             scope: in which the model is made.
+            trains: it has to be compiled.
 
         Raises:
             TfparError: a function that is not there, fails, or gives something else.
@@ -51,7 +53,7 @@ class Made:
         build = load(options.build)
         data = load(options.data) if options.data is not None else None
         with scope:
-            model, batch = _model_and_batch(options.build, call(options.build, build))
+            model, batch = _model_and_batch(options.build, call(options.build, build), trains)
         if batch is not None and (options.data or options.batch_size):
             given = "--data" if options.data else "--batch-size"
             raise TfparError(f"{options.build} returns a batch. Leave out {given}.")
@@ -77,7 +79,7 @@ class Made:
             ) from error
 
 
-def _model_and_batch(target: str, made: Any) -> tuple[keras.Model, Any]:
+def _model_and_batch(target: str, made: Any, trains: bool) -> tuple[keras.Model, Any]:
     batch = None
     if isinstance(made, tuple) and len(made) == 2:
         made, batch = made
@@ -86,7 +88,7 @@ def _model_and_batch(target: str, made: Any) -> tuple[keras.Model, Any]:
             f"{target} returned a {type(made).__name__}. It has to return a compiled Keras model, "
             f"or (model, batch)."
         )
-    if not made.compiled:
+    if trains and not made.compiled:
         raise TfparError(
             f"{target} returned a model, {made.name!r}, that is not compiled. Call "
             f"model.compile(optimizer, loss) in it."

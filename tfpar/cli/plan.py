@@ -132,11 +132,12 @@ def read_keywords(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "planner": options.planner,
         "plan_cache": options.plan_cache,
-        "memory_limit": options.memory_limit,
+        "memory_limit": _memory_limit(options.memory_limit),
         "recompute": _recompute(options.recompute),
         "offload": _offload(options.offload),
         "level": options.level,
         "search_seconds": options.search_seconds,
+        "objective": options.objective,
         "pipeline": pipeline_of(options),
     }
 
@@ -161,10 +162,16 @@ def trace_step(
         # Made in a scope of our own: the batch may depend on the model.
         adapter.install()
         most_axes = max(meshes, key=lambda mesh: mesh.num_axes)
-        made = Made.of(options, load, Session(most_axes).scope())
+        trains = settings.objective != "latency"
+        made = Made.of(options, load, Session(most_axes).scope(), trains)
         with made.traced():
             model = TracedModel.of(lambda: made.model, made.batch, most_axes, settings)
         yield model
+
+
+def _memory_limit(given: str | None) -> str | list[str] | None:
+    """Parse `--memory-limit` to the value that `auto_parallel` takes."""
+    return given.split(",") if given and "," in given else given
 
 
 def _recompute(given: list[str] | None) -> bool | list[str] | None:

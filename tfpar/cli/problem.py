@@ -10,6 +10,7 @@ from typing import Literal
 from tfpar.pipeline import AUTO, SEARCHES, Pipeline, Schedule
 from tfpar.pipeline.generators import FAMILIES
 from tfpar.pipeline.statistics import BATCH_STATISTICS
+from tfpar.planning.objective import OBJECTIVES
 from tfpar.readable import UnreadableError
 from tfpar.spec import Mesh, ScheduleError, SpecError, TfparError
 
@@ -66,9 +67,18 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         "--search-seconds", type=float, help="take the best plan found by then (default: no end)"
     )
     parser.add_argument(
+        "--objective",
+        choices=OBJECTIVES,
+        default=OBJECTIVES[0],
+        help="what the plan is to be best at: the time of a training step (default), the latency "
+        "of the forward pass, or the samples that a dollar of rent computes, on the devices of the "
+        "mesh that are worth it (price_per_hour in the cluster file)",
+    )
+    parser.add_argument(
         "--memory-limit",
         metavar="SIZE",
-        help="what a plan may use of a device, such as 16GiB (default: all it has)",
+        help="what a plan may use of a device, such as 16GiB, or, with --stages, of those of each "
+        "stage, such as 16GiB,24GiB (default: all it has)",
     )
     parser.add_argument(
         "--recompute",
@@ -179,6 +189,13 @@ def add_pipeline(parser: argparse.ArgumentParser) -> None:
         "prediction), or a file (default: 1f1b)",
     )
     parser.add_argument(
+        "--tolerance",
+        type=float,
+        metavar="PART",
+        help="by how much, as a part of the average, a stage may compute longer so that less is "
+        "sent (default: 0.1, or up to 0.5 where a link limits the step)",
+    )
+    parser.add_argument(
         "--batch-statistics",
         choices=BATCH_STATISTICS,
         default=BATCH_STATISTICS[0],
@@ -203,9 +220,12 @@ def pipeline_of(options: argparse.Namespace) -> Pipeline | Literal["auto"] | Non
         TfparError: no such schedule, or numbers that it does not have.
     """
     stages, microbatches, schedule = options.stages, options.microbatches, options.schedule
+    tolerance = options.tolerance
     exact = options.batch_statistics == BATCH_STATISTICS[0]
     if stages != AUTO and (options.search is not None or options.seed is not None):
         raise TfparError("--search and --seed are for --stages auto: add it, or leave them out.")
+    if stages is None and tolerance is not None:
+        raise TfparError("--tolerance is for stages: add --stages, or leave it out.")
     if stages is None and microbatches is None and schedule is None and exact:
         return None
     if stages == AUTO:
@@ -215,9 +235,9 @@ def pipeline_of(options: argparse.Namespace) -> Pipeline | Literal["auto"] | Non
                 "--schedule and --batch-statistics, or give a number of stages."
             )
         search, seed = options.search, options.seed
-        if search is None and seed is None:
+        if search is None and seed is None and tolerance is None:
             return AUTO
-        return Pipeline(AUTO, search=search or SEARCHES[0], seed=seed or 0)
+        return Pipeline(AUTO, tolerance=tolerance, search=search or SEARCHES[0], seed=seed or 0)
     if schedule is not None and schedule not in (*FAMILIES, AUTO):
         try:
             return Pipeline(
@@ -225,6 +245,7 @@ def pipeline_of(options: argparse.Namespace) -> Pipeline | Literal["auto"] | Non
                 microbatches,
                 Schedule.load(schedule),
                 batch_statistics=options.batch_statistics,
+                tolerance=tolerance,
             )
         except ScheduleError as error:
             if not isinstance(error.__cause__, UnreadableError):
@@ -238,5 +259,9 @@ def pipeline_of(options: argparse.Namespace) -> Pipeline | Literal["auto"] | Non
             "A pipeline needs --microbatches: in how many pieces a rank's batch runs through it."
         )
     return Pipeline(
-        stages, microbatches, schedule or "1f1b", batch_statistics=options.batch_statistics
+        stages,
+        microbatches,
+        schedule or "1f1b",
+        batch_statistics=options.batch_statistics,
+        tolerance=tolerance,
     )

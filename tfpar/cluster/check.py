@@ -153,6 +153,7 @@ DEVICE: Mapping[str, Reader] = {
     "host_latency_s": finite,
     "ramp_s": finite,
     "entries_per_s": _rates_of_ops,
+    "price_per_hour": functools.partial(optional, finite),
 }
 LEVEL: Mapping[str, Reader] = {
     "count": _count,

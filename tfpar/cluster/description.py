@@ -48,6 +48,8 @@ class Device:
             all of the device works on it: one of fewer seconds takes twice as long.
         entries_per_s: by op type, the entries a second of ops that are slower than arithmetic and
             memory let expect: of what `cost.op_compute.entries` counts.
+        price_per_hour: its rent, in dollars an hour; None: not known. No plan for given devices
+            depends on it, so devices that differ in nothing else are equal.
     """
 
     flops: Mapping[str, float]
@@ -61,6 +63,7 @@ class Device:
     host_latency_s: float = HOST_LATENCY_S
     ramp_s: float = 0.0
     entries_per_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    price_per_hour: float | None = dataclasses.field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         check.settle(self, check.DEVICE)
@@ -397,7 +400,7 @@ class Cluster:
         return whole if self.ranks is None else f"{self.size} of {whole}"
 
     def fingerprint(self) -> str:
-        """Hash everything that a cost depends on (not the names)."""
+        """Hash everything that a cost depends on (not the names, nor the rent)."""
         fields = dataclasses.asdict(self)
         # The same as before there were parts, entries of one group, and the later fields of a
         # device, for plans that are saved.
@@ -407,6 +410,7 @@ class Cluster:
             if not entry["group"]:
                 del entry["group"]
         for node in fields["nodes"]:
+            del node["device"]["price_per_hour"]
             for name, default in _LATER.items():
                 if node["device"][name] == default:
                     del node["device"][name]

@@ -12,7 +12,9 @@ from tfpar.ir.kernels import InKernel, Kernels, kernels_of, source
 from tfpar.ir.packing_groups import moved_together
 from tfpar.ir.traits import (
     ASSIGNMENTS,
+    CONSTANTS,
     FREE,
+    LOOPS,
     NEW_LISTS,
     ON_HOST,
     REARRANGED,
@@ -201,18 +203,18 @@ def find_widened_tensors(graph: Graph) -> dict[Tensor, str]:
 
 
 def _filled_forward(graph: Graph, consumers: Mapping[Tensor, Sequence[Op]]) -> set[Op]:
-    """The empty lists that loops of the forward pass fill for the backward pass, whose names they
-    bear."""
-    return {
-        op
-        for op in graph.ops
-        if op.type in NEW_LISTS
-        and any(
-            not r.name.startswith(_BACKWARD_SCOPES)
-            for t in op.outputs
-            for r in consumers.get(t, ())
-        )
-    }
+    """The ops that loops of the forward pass begin with for the backward pass, whose names they
+    bear: the empty lists that they fill, and the constants from which TensorFlow 1 counts their
+    rounds."""
+    found = set()
+    for op in graph.ops:
+        readers = (r for t in op.outputs for r in consumers.get(t, ()))
+        forward = (r for r in readers if not r.name.startswith(_BACKWARD_SCOPES))
+        if op.type in NEW_LISTS and any(forward):
+            found.add(op)
+        elif op.type in CONSTANTS and any(r.type in LOOPS for r in forward):
+            found.add(op)
+    return found
 
 
 def _keeps(op: Op, tensor: Tensor, phase: Mapping[Op, int], activations: set[Tensor]) -> bool:

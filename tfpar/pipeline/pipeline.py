@@ -13,7 +13,7 @@ from tfpar.pipeline.schedule import Schedule
 from tfpar.pipeline.statistics import BATCH_STATISTICS, BatchStatisticsOf
 from tfpar.pipeline.tasks import LAST
 from tfpar.spec import ArgumentError, Mesh, SpecError, arguments
-from tfpar.spec.arguments import argument_error, check_choice, flag, integer, shown
+from tfpar.spec.arguments import argument_error, check_choice, finite, flag, integer, shown
 
 AUTO: Literal["auto"] = "auto"
 """In place of a `Pipeline`: the planner decides whether there is one, and which. In place of a
@@ -40,7 +40,7 @@ class Pipeline:
     Args:
         stages: number of actors, each the ranks of one stage or of `virtual_stages`. By default as
             many as a given schedule has, else 1. `"auto"`: the planner decides whether there are
-            any, and everything else but `search` and `seed`.
+            any, and everything else but `tolerance`, `search` and `seed`.
         microbatches: in which each rank's batch is cut; may be left out with a given schedule.
         schedule: `"gpipe"`, `"1f1b"`, `"interleaved"`, `"zb-h1"`, `"zb-v"`, or a `Schedule`.
             `"auto"`: the fastest in simulation for the stages that are found, among those that fit
@@ -57,6 +57,10 @@ class Pipeline:
             Running averages move once a step, by the average over microbatches.
         ranks: those of each actor, which may be any, and as many as each needs; all ranks of the
             job, each once. By default as many for each as can be, in their order or as is fastest.
+        tolerance: by how much, as a part of the average, a stage may compute longer than an even
+            share of the work, so that stages send each other less (Rhino §5.2): 0 balances them as
+            well as can be. By default 0.1, or up to 0.5 where a link between stages limits the
+            step. A stage takes no less than its longest op, such as a loop.
         search: how `"auto"` looks for a pipeline. `"enumerate"`: each number of stages, on ranks in
             their order, with the layout that the planner finds best. The others choose stages,
             layout, placement and microbatches together, by what the step's layers cost in each
@@ -77,6 +81,7 @@ class Pipeline:
     recompute: bool = False
     batch_statistics: BatchStatisticsOf = "exact"
     ranks: Sequence[Sequence[int]] | None = None
+    tolerance: float | None = None
     search: str = ENUMERATE
     seed: int = 0
 
@@ -84,6 +89,8 @@ class Pipeline:
         object.__setattr__(self, "recompute", flag("recompute", self.recompute))
         check_choice("batch_statistics", self.batch_statistics, BATCH_STATISTICS)
         check_choice("search", self.search, SEARCHES)
+        if self.tolerance is not None:
+            object.__setattr__(self, "tolerance", finite("tolerance", self.tolerance))
         integer("seed", self.seed, 0)
         if self.is_searched:
             self._check_searched()
@@ -117,7 +124,8 @@ class Pipeline:
         given = [
             name
             for name, default in _DEFAULTS.items()
-            if name not in ("stages", "search", "seed") and not _is(getattr(self, name), default)
+            if name not in ("stages", "tolerance", "search", "seed")
+            and not _is(getattr(self, name), default)
         ]
         if given:
             raise ArgumentError(

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 from tfpar.planning.deadline import Deadline
 from tfpar.spec.arguments import integer, number
+
+ObjectiveName = Literal["step_time", "latency", "samples_per_dollar"]
+"""What users ask a plan to be best at: the seconds of the step that is planned; the seconds of the
+forward pass, whether or not the model trains; the samples that a dollar of rent computes."""
+
+OBJECTIVES: tuple[ObjectiveName, ...] = ("step_time", "latency", "samples_per_dollar")
 
 UNCERTAINTY = 0.1
 """Relative difference of two predictions from which they tell which plan is faster.

@@ -10,6 +10,7 @@ from tfpar.constraints import Constraint
 from tfpar.constraints.stages import least_stages
 from tfpar.pipeline import Pipeline
 from tfpar.planning.inter_op.machine_types import list_machine_types
+from tfpar.planning.inter_op.stages.limits import NO_LIMITS, StageLimits
 from tfpar.planning.meshes import LogicalMesh
 from tfpar.planning.objective import Budget
 from tfpar.plans import Offload, Plan
@@ -37,6 +38,7 @@ class PlanRequest:
         jit_compile: XLA compiles the step; see `planning.problem.Problem`.
         actor: of the pipeline, whose ranks are planned for, where actors have unequal numbers.
         num_ranks: of the job; by default as many for each actor as `mesh` has.
+        limits: of the stages of a pipeline.
     """
 
     mesh: Mesh
@@ -53,6 +55,7 @@ class PlanRequest:
     progress: Reporter = QUIET
     meshes: tuple[LogicalMesh, ...] = ()
     jit_compile: bool = False
+    limits: StageLimits = NO_LIMITS
     actor: int = 0
     num_ranks: int | None = None
 
@@ -113,4 +116,5 @@ class PlanRequest:
             return {self.cluster: 1}
         self.cluster.check(Mesh.of(sum(self.sizes)))
         machines = self.cluster.part(ranks) if ranks else self.cluster
-        return list_machine_types(machines, self.sizes, self.mesh.size)
+        limits = self.limits.memory_bytes
+        return list_machine_types(machines, self.sizes, self.mesh.size, limits)

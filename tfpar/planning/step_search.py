@@ -165,6 +165,7 @@ class StepSearch:
             memo=None if self.part else self._problems.graph_memo,
             jit_compile=request.jit_compile,
             other_layout=other_layout,
+            limits=request.limits,
         )
 
     def reprice(self, plan: Plan, request: PlanRequest, everyone: Mesh) -> Plan:

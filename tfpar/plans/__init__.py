@@ -1,7 +1,7 @@
 """Plan of a step, fixed before its graph is partitioned: a value that can be saved."""
 
 from tfpar.plans.equivalence import execution_key
-from tfpar.plans.findings import Candidate, Findings
+from tfpar.plans.findings import Candidate, Findings, Rental
 from tfpar.plans.from_constraints import plan_from_constraints
 from tfpar.plans.keeping import keep
 from tfpar.plans.offload import Offload, OffloadPlan
@@ -17,6 +17,7 @@ __all__ = [
     "PipelinePlan",
     "Plan",
     "PlannedVariable",
+    "Rental",
     "SpecOption",
     "StageLayout",
     "execution_key",

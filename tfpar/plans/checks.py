@@ -13,7 +13,7 @@ from tfpar.cost.cost import Cost
 from tfpar.ir.step import ModelLayer
 from tfpar.pipeline.statistics import BATCH_STATISTICS
 from tfpar.plans.difference import abbreviate_list
-from tfpar.plans.findings import Candidate, Findings
+from tfpar.plans.findings import Candidate, Findings, Rental
 from tfpar.plans.offload import OffloadPlan
 from tfpar.plans.stages import PipelinePlan
 from tfpar.plans.variables import PlannedVariable, SpecOption
@@ -110,6 +110,7 @@ def _check_findings(findings: Findings) -> None:
         arguments.instances(name, getattr(findings, name), Candidate)
     if findings.correction is not None:
         arguments.instance("correction", findings.correction, Correction)
+    arguments.instances("rentals", findings.rentals, Rental)
     arguments.flag("cut_short", findings.cut_short)
     if findings.passed_over is not None:
         passed_over = arguments.instances("passed_over", findings.passed_over, object)

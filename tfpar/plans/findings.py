@@ -55,6 +55,34 @@ class Candidate:
 
 
 @dataclasses.dataclass(frozen=True)
+class Rental:
+    """Devices that a step may rent, and what that costs.
+
+    Attributes:
+        name: in words, as `8 x A100-SXM4-80GB`.
+        ranks: of the cluster, that they are.
+        dollars_per_hour: of all of them.
+        samples: of a step.
+        seconds: of a step of the best plan on them; infinite where there is none.
+        reason: why there is none, or none was searched.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    dollars_per_hour: float
+    samples: int
+    seconds: float = math.inf
+    reason: str = ""
+
+    @property
+    def dollars_per_million(self) -> float:
+        """Dollars that a million samples cost."""
+        if math.isinf(self.seconds):
+            return math.inf
+        return self.dollars_per_hour / 3600 * self.seconds / self.samples * 1e6
+
+
+@dataclasses.dataclass(frozen=True)
 class Findings:
     """Knowledge of a plan that a search has found, and of others beside it.
 
@@ -63,6 +91,8 @@ class Findings:
         layouts: the best plan on each other logical mesh that the planner searched, best first.
         baselines: the step on one device, and in data parallelism.
         rivals: what else `pipeline="auto"` found or passed over, the fastest first.
+        rentals: its devices, first, and others on which the step was planned, the cheapest first;
+            empty where their rent is not known.
         trials: the plans that were run before one was taken, this one first.
         correction: of the plan's cluster, by what these took; None: nothing was measured.
         attempts: what was tried to make it fit into memory, in order, by the name of the move.
@@ -76,6 +106,7 @@ class Findings:
     layouts: tuple[Candidate, ...] = ()
     baselines: tuple[Candidate, ...] = ()
     rivals: tuple[Candidate, ...] = ()
+    rentals: tuple[Rental, ...] = ()
     trials: tuple[Candidate, ...] = ()
     correction: Correction | None = None
     attempts: tuple[Candidate, ...] = ()

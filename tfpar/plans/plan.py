@@ -325,6 +325,8 @@ class Plan:
                 f"{mesh}. Use a mesh of that size, or make a plan for this one."
             )
         planned = self.cluster
+        if cluster and planned and planned.ranks and max(planned.ranks) < cluster.size:
+            cluster = cluster if cluster.ranks else cluster.part(planned.ranks)
         # A limit of memory has chosen the plan, and does not make its prices wrong.
         prints = [c.with_memory(1.0).fingerprint() for c in (cluster, planned) if c]
         if cluster and planned and len(set(prints)) > 1:

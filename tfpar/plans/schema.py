@@ -20,7 +20,7 @@ from tfpar.cost.cost import Cost
 from tfpar.cost.pipeline_cost import PipelineCost
 from tfpar.pipeline import Schedule
 from tfpar.pipeline.statistics import BatchStatisticsOf
-from tfpar.plans.findings import Candidate, Findings
+from tfpar.plans.findings import Candidate, Findings, Rental
 from tfpar.plans.offload import OffloadPlan
 from tfpar.plans.stages import PipelinePlan, StageLayout
 from tfpar.plans.variables import PlannedVariable, SpecOption
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 FORMAT, VERSION = "tfpar plan", 2
 
 Whole = Annotated[int, msgspec.Meta(ge=1 - 2**63, le=2**63 - 1, description="a whole number")]
+AtLeastOne = Annotated[
+    int, msgspec.Meta(ge=1, le=2**63 - 1, description="a whole number, 1 or more, below 2^63")
+]
 AboveZero = Annotated[
     float, msgspec.Meta(gt=0, le=sys.float_info.max, description="a finite number above 0")
 ]
@@ -188,6 +191,7 @@ class StagesEntry(_Part, frozen=True):
     ranks: tuple[Count, ...] = ()
     layouts: tuple[StageLayoutEntry, ...] | UnsetType = UNSET
     layout_of: tuple[Count, ...] | UnsetType = UNSET
+    memory_limits: tuple[AboveZero, ...] | UnsetType = UNSET
 
     @classmethod
     def of(cls, stages: PipelinePlan) -> StagesEntry:
@@ -200,6 +204,7 @@ class StagesEntry(_Part, frozen=True):
             stages.ranks,
             tuple(map(StageLayoutEntry.of, stages.layouts)) or UNSET,
             stages.layout_of or UNSET,
+            stages.memory_limits or UNSET,
         )
 
     def read(self) -> PipelinePlan:
@@ -214,6 +219,7 @@ class StagesEntry(_Part, frozen=True):
             self.ranks,
             layouts,
             () if self.layout_of is UNSET else self.layout_of,
+            () if self.memory_limits is UNSET else self.memory_limits,
         )
 
 
@@ -252,6 +258,25 @@ class RivalEntry(_Part, frozen=True):
         return dataclasses.replace(
             rival, reason=self.reason, links=self.links, corrected_s=corrected_s
         )
+
+
+class RentalEntry(_Part, frozen=True):
+    """A `Rental`."""
+
+    name: str
+    ranks: tuple[Count, ...]
+    dollars_per_hour: Amount
+    samples: AtLeastOne
+    seconds: Amount | None
+    reason: str = ""
+
+    @classmethod
+    def of(cls, rental: Rental) -> RentalEntry:
+        return cls(**{**vars(rental), "seconds": _write_seconds(rental.seconds)})
+
+    def read(self) -> Rental:
+        fields = msgspec.structs.asdict(self)
+        return Rental(**{**fields, "seconds": _read_seconds(self.seconds)})
 
 
 class TrialEntry(_Part, frozen=True):
@@ -348,6 +373,7 @@ class PlanFile(_Part, frozen=True, kw_only=True, rename={"tfpar_version": "tfpar
     attempts: tuple[AttemptEntry, ...] | UnsetType = UNSET
     passed_over: tuple[AboveZero, Count] | None = None
     rivals: tuple[RivalEntry, ...] = ()
+    rentals: tuple[RentalEntry, ...] | UnsetType = UNSET
     trials: tuple[TrialEntry, ...] = ()
     correction: CorrectionEntry | UnsetType = UNSET
     layouts: tuple[LayoutEntry, ...]
@@ -375,6 +401,7 @@ class PlanFile(_Part, frozen=True, kw_only=True, rename={"tfpar_version": "tfpar
             "attempts": tuple(map(AttemptEntry.of, found.attempts)) or UNSET,
             "passed_over": found.passed_over,
             "rivals": tuple(map(RivalEntry.of, found.rivals)),
+            "rentals": tuple(map(RentalEntry.of, found.rentals)) or UNSET,
             "trials": tuple(map(TrialEntry.of, found.trials)),
             "correction": (
                 UNSET if found.correction is None else CorrectionEntry.of(found.correction)
@@ -393,7 +420,7 @@ class PlanFile(_Part, frozen=True, kw_only=True, rename={"tfpar_version": "tfpar
         """Read the fields of the plan."""
         fields = msgspec.structs.asdict(self)
         lists = ("attempts", "rivals", "trials", "layouts", "baselines")
-        for name in ("format", "version", "cluster_fingerprint", "correction", *lists):
+        for name in ("format", "version", "cluster_fingerprint", "correction", "rentals", *lists):
             del fields[name]
         changed = {
             "mesh": _read_mesh(self.mesh),
@@ -404,6 +431,7 @@ class PlanFile(_Part, frozen=True, kw_only=True, rename={"tfpar_version": "tfpar
                 passed_over=fields.pop("passed_over"),
                 cut_short=fields.pop("cut_short"),
                 correction=None if self.correction is UNSET else self.correction.read(),
+                rentals=() if self.rentals is UNSET else tuple(r.read() for r in self.rentals),
                 **{name: _read_candidates(getattr(self, name)) for name in lists},
             ),
             "variables": {name: entry.read() for name, entry in self.variables.items()},

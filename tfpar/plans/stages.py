@@ -70,6 +70,7 @@ class PipelinePlan:
         layouts: of actors beside that of the plan, where they have others.
         layout_of: the number of the layout of each actor: 0 is that of the plan, those in `layouts`
             follow. Empty: all have that of the plan.
+        memory_limits: bytes that a rank of each actor may store, where these were given.
 
     Raises:
         PlanError: a stage that the schedule does not have, or one of several without ops; ranks
@@ -85,6 +86,7 @@ class PipelinePlan:
     ranks: tuple[int, ...] = ()
     layouts: tuple[StageLayout, ...] = ()
     layout_of: tuple[int, ...] = ()
+    memory_limits: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         self._check_layouts()
@@ -97,6 +99,11 @@ class PipelinePlan:
                         f"The plan puts {what} {name!r} into stage {stage}; its schedule has "
                         f"{self.num_stages} stages, numbered from 0."
                     )
+        if self.memory_limits and len(self.memory_limits) != self.num_actors:
+            raise PlanError(
+                f"The plan limits the memory of {len(self.memory_limits)} sets of ranks, but its "
+                f"schedule has {self.num_actors}."
+            )
         if self.cost is not None and len(self.cost.stages) != self.num_stages:
             raise PlanError(
                 f"The plan has prices of {len(self.cost.stages)} stages, but {self.num_stages} "

@@ -70,6 +70,7 @@ _BY_LINE = frozenset(
     (
         "attempts",
         "rivals",
+        "rentals",
         "trials",
         "layouts",
         "baselines",

@@ -33,6 +33,11 @@ def format_bytes(count: float) -> str:
     return f"{hundredths // 100}.{hundredths % 100:02d} {_UNITS[power]}"
 
 
+def format_dollars(amount: float) -> str:
+    """Write `$1.25`; below ten cents in two significant digits."""
+    return f"${amount:,.2f}" if amount == 0 or amount >= 0.1 else f"${amount:.2g}"
+
+
 def format_seconds(seconds: float) -> str:
     """Write `1.25 ms`."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):

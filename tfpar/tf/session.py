@@ -17,6 +17,7 @@ from tfpar.constraints import batch_axes
 from tfpar.observability.timeline.recorder import Recorder, this_recorder
 from tfpar.pipeline import AUTO, Pipeline
 from tfpar.planning.incumbent import SearchInterrupted
+from tfpar.planning.rental import check_rent
 from tfpar.planning.solve import Interrupted
 from tfpar.plans import Plan
 from tfpar.scopes import active
@@ -26,7 +27,7 @@ from tfpar.tf.distributed.consistency import agree_on_options, agree_on_pipeline
 from tfpar.tf.distributed.world import this_world
 from tfpar.tf.interop.keras_internals import print_msg
 from tfpar.tf.keras.initial_shapes import initial_shape
-from tfpar.tf.runtime.detect import every_rank, find_machines
+from tfpar.tf.runtime.detect import detect_cluster, every_rank, find_machines
 from tfpar.tf.runtime.ranks import Ranks
 from tfpar.tf.variables.creator import create_variable
 from tfpar.tf.variables.parallel_variable import ParallelVariable
@@ -126,6 +127,8 @@ class Session:
             cluster = find_machines(mesh, options.cluster)
         if plan is not None:
             plan.check_ranks(mesh, cluster)
+        if options.objective == "samples_per_dollar":
+            check_rent(cluster or detect_cluster(mesh), mesh)
         session = cls(mesh, options, cluster)
         world = session.ranks.world  # devices can only be configured before TensorFlow has started
         if world is not None:

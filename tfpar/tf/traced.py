@@ -21,8 +21,9 @@ from tfpar.ir.step import ModelLayer
 from tfpar.options import ClusterLike
 from tfpar.planning.completion import attach_partitioned
 from tfpar.planning.incumbent import SearchInterrupted
-from tfpar.planning.pipeline_search import search_step, select_scope
+from tfpar.planning.pipeline_search import GIVEN, search_step, select_scope
 from tfpar.planning.problem import Problem
+from tfpar.planning.rental import attach_rental, check_rent, search_rental
 from tfpar.planning.request import PlanRequest
 from tfpar.planning.step_search import StepSearch
 from tfpar.plans import Plan
@@ -32,7 +33,7 @@ from tfpar.spec import Mesh, TfparError
 from tfpar.tf.capture.step import CapturedStep, argument_specs, batch_size_of
 from tfpar.tf.distributed.job import Job
 from tfpar.tf.keras import adapter
-from tfpar.tf.keras.batches import batch_as_fit_feeds, check_training_batch
+from tfpar.tf.keras.batches import batch_as_fit_feeds, check_batch, check_training_batch
 from tfpar.tf.keras.layer_sources import layers_of
 from tfpar.tf.runtime.detect import find_machines
 from tfpar.tf.session import Session
@@ -41,7 +42,8 @@ from tfpar.tf.steps.step_planner import collect_constraints
 
 @dataclasses.dataclass(eq=False)
 class TracedModel:
-    """Training step of a model without its update, traced once, and the settings of its plans.
+    """The step of a model that is planned, traced once, and the settings of its plans: the training
+    step without its update, or, where latency is the objective, the prediction.
 
     Attributes:
         step: captured and simplified.
@@ -80,16 +82,22 @@ class TracedModel:
         with session.scope():
             model = build()
         state = adapter.parallel_model(model) if isinstance(model, keras.Model) else None
-        if state is None or not model.compiled:
+        predicts = settings.objective == "latency"
+        if state is None or not (model.compiled or predicts):
             raise TfparError("tap.plan needs a function that makes and compiles a Keras model.")
         batch = batch_as_fit_feeds(model, batch)
-        check_training_batch("batch", batch, model)
+        if predicts:
+            batch = keras.utils.unpack_x_y_sample_weight(batch)[:1]
+            check_batch("batch", batch)
+        else:
+            check_training_batch("batch", batch, model)
         specs = argument_specs((batch,))
         observe = dump_of("plan")
-        with _told("tracing the train step", settings):
-            step = state.capture_gradients(specs)
+        with _told(f"tracing the {'predict' if predicts else 'train'} step", settings):
+            capture = state.step("predict").capture if predicts else state.capture_gradients
+            step = capture(specs)
             simplify_step(step, observe)
-        ratio, size = slot_ratio(model), batch_size_of(specs)
+        ratio, size = 0.0 if predicts else slot_ratio(model), batch_size_of(specs)
         layers, jit_compile = layers_of(model), bool(model.jit_compile)
         return cls(step, settings, size, ratio, jit_compile, layers, observe)
 
@@ -106,7 +114,10 @@ class TracedModel:
         except SearchInterrupted as stopped:
             best = stopped
             raise SearchInterrupted(lambda: best.plan and best.plan.of_model(self.layers)) from None
-        laid = attach_partitioned(plan, problem, resolve_cluster(mesh, cluster, self.settings))
+        machines = resolve_cluster(mesh, cluster, self.settings)
+        if plan.num_ranks < mesh.size:
+            machines = machines.part(plan.findings.rentals[0].ranks)
+        laid = attach_partitioned(plan, problem, machines)
         self.observe("propagate", lambda: str(laid.partitioned))
         return laid.of_model(self.layers)
 
@@ -128,13 +139,19 @@ class TracedModel:
             budget=settings.budget,
             progress=report,
             jit_compile=self.jit_compile,
+            limits=settings.limits,
         )
-        scope = select_scope(
-            settings.pipeline,
-            settings.pipeline_search,
-            bool(request.constraints) or settings.chunks is not None,
-        )
-        return search_step(self._search, request, scope)
+        scope = GIVEN
+        if settings.objective != "latency":
+            scope = select_scope(
+                settings.pipeline,
+                settings.pipeline_search,
+                bool(request.constraints) or settings.chunks is not None,
+            )
+        if settings.objective == "samples_per_dollar":
+            return search_rental(self._search, request, mesh, scope)
+        plan, problem = search_step(self._search, request, scope)
+        return attach_rental(plan, machines, self.batch_size), problem
 
     @functools.cached_property
     def _search(self) -> StepSearch:
@@ -148,10 +165,14 @@ def resolve_cluster(mesh: Mesh, cluster: ClusterLike | None, settings: Settings)
     """The machines that a plan for `mesh` is priced for.
 
     Raises:
-        TfparError: the cluster has no such mesh, or a constraint names an axis that it lacks.
+        TfparError: the cluster has no such mesh, a constraint names an axis that it lacks, or the
+            rent of a device is not known that the objective asks for.
     """
     batch_axes(settings.constraints, mesh)
-    return find_machines(mesh, cluster).with_memory(settings.memory_limit)
+    machines = find_machines(mesh, cluster).with_memory(settings.memory_limit)
+    if settings.objective == "samples_per_dollar":
+        check_rent(machines, mesh)
+    return machines
 
 
 def make_search_reporter(settings: Settings) -> contextlib.AbstractContextManager[Reporter]:

@@ -9,7 +9,7 @@ from tfpar.observability.report.data.diagnosis import why_slower
 from tfpar.observability.report.pipeline import batch_text, mesh_text, statistics_text
 from tfpar.observability.report.variables import variable_specs
 from tfpar.spec import Shard, Spec
-from tfpar.spec.quantities import format_bytes, format_seconds
+from tfpar.spec.quantities import format_bytes, format_dollars, format_seconds
 
 if TYPE_CHECKING:
     from tfpar.cost.cost import Cost
@@ -112,4 +112,6 @@ def _prediction(plan: Plan, alone: Cost | None = None) -> str:
             found[-1] += f" ({text(getattr(alone, attribute))} on one device)"
     if plan.cost.host_bytes:
         found.append(f"{format_bytes(plan.cost.host_bytes)} of its host's")
+    for own in plan.findings.rentals[:1]:
+        found.append(f"{format_dollars(own.dollars_per_million)} a million samples")
     return f"; predicted {', '.join(found)}"

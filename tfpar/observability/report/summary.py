@@ -18,6 +18,7 @@ from tfpar.observability.report.pipeline import (
     stages_tables,
     statistics_text,
 )
+from tfpar.observability.report.rentals import rent_lines
 from tfpar.spec.quantities import format_bytes, format_seconds
 
 MOST_LINES = 40
@@ -36,7 +37,7 @@ def summary(report: Report, full: bool = False, sort: str | None = None) -> str:
     Args:
         full, sort: as of `Plan.summary`.
     """
-    head = [headline(report), *_prediction(report)]
+    head = [headline(report), *_prediction(report), *rent_lines(report.rentals, full)]
     if full:
         head += [*_tables(report)]
     head += [*_kept_apart(report), *_stages(report, full)]

@@ -11,10 +11,11 @@ from tfpar.cost.op_compute import flops
 from tfpar.observability.report.data.schema import WhatIf
 from tfpar.observability.report.pipeline import batch_text, mesh_text, schedule_text
 from tfpar.observability.report.pipeline import memory_limit as limit_of
+from tfpar.observability.report.rentals import rent_lines, rentals_of
 from tfpar.observability.report.tables import render_table
 from tfpar.plans import Plan
 from tfpar.spec import MemoryLimitError, Mesh, TfparError
-from tfpar.spec.quantities import format_bytes, format_seconds
+from tfpar.spec.quantities import format_bytes, format_dollars, format_seconds
 
 JSON_VERSION = 1
 """Of `estimates_json`: it is counted up where a key changes its meaning or goes."""
@@ -30,6 +31,7 @@ class Estimate:
         fits: whether a plan was found that fits into the memory of the devices.
         seconds: of a step; None without such a plan.
         samples_per_s: of the batch that was planned for; None without one, or where it has no size.
+        dollars_per_million: of a million samples; None where the rent of a device is not known.
         memory_bytes: what the plan stores of a device, or what the smallest that was found would.
         memory_limit_bytes: what it may store there; None without a plan.
         plan: in words; empty without one.
@@ -41,6 +43,7 @@ class Estimate:
     fits: bool
     seconds: float | None = None
     samples_per_s: float | None = None
+    dollars_per_million: float | None = None
     memory_bytes: float | None = None
     memory_limit_bytes: float | None = None
     plan: str = ""
@@ -57,6 +60,7 @@ class Estimate:
             fits=True,
             seconds=cost.seconds,
             samples_per_s=batch_size and batch_size / cost.seconds,
+            dollars_per_million=next((r.dollars_per_million for r in plan.findings.rentals), None),
             memory_bytes=cost.memory_bytes,
             memory_limit_bytes=limit_of(plan),
             plan=plan_in_words(plan),
@@ -74,10 +78,12 @@ class Estimate:
         """Make the estimate of a mesh which the cluster cannot have, or which has no plan."""
         return cls(str(mesh), cluster, fits=False, why=" ".join(str(error).split()))
 
-    def rank(self) -> tuple[float, float]:
-        """The fastest first; then what does not fit, the smallest first; then the impossible."""
+    def rank(self, by_rent: bool = False) -> tuple[float, float]:
+        """The fastest first, or what costs least; then what does not fit, the smallest first; then
+        the impossible."""
+        first = self.dollars_per_million if by_rent else self.seconds
         return (
-            math.inf if self.seconds is None else self.seconds,
+            math.inf if first is None else first,
             math.inf if self.memory_bytes is None else self.memory_bytes,
         )
 
@@ -96,25 +102,38 @@ def plan_in_words(plan: Plan) -> str:
     return ", ".join(said)
 
 
-def estimates_table(found: Sequence[Estimate], top: int | None = None) -> str:
-    """The first `top` (None: all) as a table, and what stands in the way of those not possible."""
+def estimates_table(
+    found: Sequence[Estimate], top: int | None = None, first: str = "fastest"
+) -> str:
+    """The first `top` (None: all) as a table, and what stands in the way of those not possible.
+
+    Args:
+        first: what comes first.
+    """
     shown = found[:top]
+    rent = ("a million",) if any(one.dollars_per_million is not None for one in found) else ()
     rows = [
         (
             one.mesh,
             one.cluster,
             "-" if one.seconds is None else format_seconds(one.seconds),
             "-" if one.samples_per_s is None else f"{one.samples_per_s:.4g}",
+            *(_dollars(one.dollars_per_million) for _ in rent),
             "-" if one.memory_bytes is None else format_bytes(one.memory_bytes),
             "yes" if one.fits else "no",
             one.plan or _in_short(one.why),
         )
         for one in shown
     ]
-    columns = ("mesh", "cluster", "step", "samples/s", "memory", "fits", "plan")
-    text = render_table("Estimates, the fastest first", columns, rows, numeric=(2, 3, 4))
+    columns = ("mesh", "cluster", "step", "samples/s", *rent, "memory", "fits", "plan")
+    numeric = range(2, len(columns) - 2)
+    text = render_table(f"Estimates, the {first} first", columns, rows, numeric=numeric)
     left = len(found) - len(shown)
     return f"{text}\n{left} more {'is' if left == 1 else 'are'} not shown." if left else text
+
+
+def _dollars(amount: float | None) -> str:
+    return "-" if amount is None else format_dollars(amount)
 
 
 def _in_short(why: str) -> str:
@@ -168,5 +187,6 @@ def estimate(plan: Plan) -> str:
             f"Step: {format_seconds(cost.seconds)}, {waiting / cost.seconds:.0%} of it waiting for "
             f"other devices",
             f"Speed: {batch / cost.seconds:.4g} samples/s, {rate / 1e12:.3g} TFLOP/s a device",
+            *rent_lines(rentals_of(plan.findings.rentals), full=False),
         ]
     )

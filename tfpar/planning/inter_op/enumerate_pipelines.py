@@ -54,6 +54,8 @@ MOST = 16
 STAGES_OF_EACH = (2, 4)
 """Numbers of stages that each actor may have in place of one, where ranks wait long for others."""
 
+_UNCUT = "the batch cannot be cut in microbatches, of which stages need several"
+
 LEAST = 2
 """Number of `_tries` that are considered where memory is short: those with the most microbatches,
 whose meshes are the same, without and with a second forward pass."""
@@ -138,6 +140,9 @@ class EnumeratePipelines(Placing):
     def proposals(self) -> Iterator[Proposal]:
         worse, least = 0, math.inf
         for number in self._stages:
+            if number > 1 and len(self._cuts) == 1:
+                self._leave(number, _UNCUT)
+                continue
             if worse == PATIENCE:
                 self._leave(number, "fewer stages were no worse twice in a row")
                 continue
@@ -324,6 +329,11 @@ class EnumeratePipelines(Placing):
 
     def _error(self) -> TfparError:
         """That of the fewest stages, which says most, with what more of them would store."""
+        if not self._errors:
+            return PlanError(
+                f"No pipeline is searched: {_UNCUT}. Ask for one by name, such as "
+                f"tap.Pipeline({self._stages[0]}, 1), in which stages work one after the other."
+            )
         first, *others = (error for _, error in sorted(self._errors.items()))
         least = min(map(needed_bytes, others), default=math.inf)
         if not isinstance(first, MemoryLimitError) or least >= first.needed_bytes:
@@ -368,10 +378,10 @@ class EnumeratePipelines(Placing):
         return self._cuts[-1] % (microbatches * parts) == 0
 
     def _worth_it(self, number: int) -> list[int]:
-        """Microbatches for so many stages: enough to fill them, or one, if microbatches join."""
+        """Microbatches for so many stages: enough to fill them."""
         if number == 1:
             return self._cuts[1:]
-        return [m for m in self._cuts if m == 1 or number <= 2 * m <= 2 * MOST * number]
+        return [m for m in self._cuts[1:] if number <= 2 * m <= 2 * MOST * number]
 
 
 def _microbatches_text(pipeline: Pipeline) -> str:
@@ -393,7 +403,8 @@ def _tries(
     """Pipelines with so many stages, each of which stores less than those before.
 
     Args:
-        cuts: the numbers of microbatches that there can be, the last of as many as samples.
+        cuts: the numbers of microbatches that there can be, the last of as many as samples; of
+            several stages, one beside 1 at least.
         size: ranks of a stage.
         most: how many of them, those that store least; by default all.
     """
@@ -406,8 +417,10 @@ def _tries(
 
 def _even(cuts: Sequence[int], most: int, size: int) -> int:
     """Choose a number of microbatches, `most` or up to half as many, whose samples most ranks of a
-    stage can share evenly."""
-    near = [m for m in cuts if most < 2 * m <= 2 * most] or [max(m for m in cuts if m <= most)]
+    stage can share evenly; of one, stages would work one after the other."""
+    several = cuts[1:]
+    near = [m for m in several if most < 2 * m <= 2 * most]
+    near = near or [max((m for m in several if m <= most), default=several[0])]
     return max(near, key=lambda m: (math.gcd(size, cuts[-1] // m), m))
 
 

@@ -14,7 +14,9 @@ from tfpar.cluster.network import likeness
 from tfpar.pipeline.pipeline import groups_of
 
 
-def list_machine_types(cluster: Cluster, sizes: Sequence[int], size: int) -> dict[Cluster, int]:
+def list_machine_types(
+    cluster: Cluster, sizes: Sequence[int], size: int, limits: Sequence[float] = ()
+) -> dict[Cluster, int]:
     """List the machines on which layouts for the ranks of an actor are searched, and how many
     actors have such: of equal ones, the first.
 
@@ -25,12 +27,15 @@ def list_machine_types(cluster: Cluster, sizes: Sequence[int], size: int) -> dic
     Args:
         sizes: ranks of each actor, one behind the other.
         size: ranks of those actors that layouts are searched for.
+        limits: bytes that a rank of each may store, at most; by default what its device has.
 
     Raises:
         TfparError: the cluster has fewer ranks.
     """
     parts = [cluster.part(group) for group in groups_of(sizes)]
-    memory = sum(n / size * p.device.memory_bytes for n, p in zip(sizes, parts, strict=True))
+    devices = [part.device.memory_bytes for part in parts]
+    room = map(min, devices, limits or devices)
+    memory = sum(n / size * each for n, each in zip(sizes, room, strict=True))
     first: dict[object, Cluster] = {}
     found: dict[Cluster, int] = {}
     for part in (part for part, n in zip(parts, sizes, strict=True) if n == size):

@@ -22,6 +22,7 @@ from tfpar.pipeline.step_graph import stage_graph_of
 from tfpar.pipeline.step_stages import assignable, stages_of_step
 from tfpar.planning.deadline import Deadline
 from tfpar.planning.inter_op.stages.bounds import TooManyStages
+from tfpar.planning.inter_op.stages.limits import NO_LIMITS, StageLimits
 from tfpar.planning.inter_op.stages.links import StageLinks
 from tfpar.planning.inter_op.stages.memory_budget import PricedAssignment
 from tfpar.planning.inter_op.stages.op_times import SingleDeviceProfile
@@ -50,6 +51,7 @@ def assign_stages(
     memo: Memo | None = None,
     jit_compile: bool = False,
     other_layout: Callable[[int], Plan] | None = None,
+    limits: StageLimits = NO_LIMITS,
 ) -> Plan:
     """Assign `plan`, made for the ranks of the first stage, to the stages of a pipeline.
 
@@ -76,6 +78,7 @@ def assign_stages(
         jit_compile: XLA compiles the step.
         other_layout: finds the plan of the whole step on the ranks of an actor, by its number,
             where actors have unequal numbers of ranks.
+        limits: of the stages.
 
     Raises:
         SpecError: a constraint that matches nothing, or two that contradict each other.
@@ -102,7 +105,14 @@ def assign_stages(
     if ops and (needed or not _weights_lie(cut, lying)):
         kept = {**dict(_first_readers(cut, ops, lying)), **fixed}
         assigned = functools.partial(
-            _assigned, uncut, pipeline, placed, sizes, laid=_laid(before, ops), memo=memo
+            _assigned,
+            uncut,
+            pipeline,
+            placed,
+            sizes,
+            laid=_laid(before, ops),
+            memo=memo,
+            tolerance=limits.tolerance,
         )
         try:
             planned = assigned(fixed=kept, deadline=deadline)
@@ -125,7 +135,11 @@ def assign_stages(
     asked = [str(c) for c in constraints if isinstance(c, PutInStage)]
     return dataclasses.replace(
         plan,
-        stages=_with_layouts(dataclasses.replace(planned, ranks=ranks), sizes, other_layout),
+        stages=_with_layouts(
+            dataclasses.replace(planned, ranks=ranks, memory_limits=limits.memory_bytes),
+            sizes,
+            other_layout,
+        ),
         microbatches=schedule.num_microbatches,
         batch_statistics=pipeline.batch_statistics,
         chunks=1,
@@ -224,6 +238,7 @@ def _assigned(
     *,
     laid: PricedAssignment | None,
     memo: Memo,
+    tolerance: float | None,
     fixed: Mapping[Op, int],
     deadline: Deadline,
 ) -> PipelinePlan:
@@ -233,6 +248,7 @@ def _assigned(
         cluster: the machines of the first stage, and of each behind those of the one before.
         sizes: ranks of each actor.
         laid: stages that do not fit.
+        tolerance: as of `StageLimits`.
     """
     order = pipeline.order
     paces = step.alone.paces(cluster, order.actors, sizes)
@@ -249,6 +265,7 @@ def _assigned(
             paces=paces,
             before=laid,
             links=between,
+            tolerance=tolerance,
             deadline=deadline,
         )
         forward = units.forward_stages(assignment.stages)
@@ -260,7 +277,7 @@ def _assigned(
         return found(links).planned
     # Where ops lie does not hang on how a plan splits them, nor on the order of their tasks, nor on
     # the links as long as these are fast enough.
-    settled = tuple(paces), tuple(fixed.items()), step.roles.jit_compile
+    settled = tuple(paces), tuple(fixed.items()), step.roles.jit_compile, tolerance
     key = order.num_stages, cluster.device, *settled
     known = memo.of(Assignments)
     if key not in known:

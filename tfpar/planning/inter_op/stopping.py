@@ -33,10 +33,10 @@ def reaches_compute_bound(candidate: SolvedCandidate, request: PlanRequest) -> b
 def compute_bound_seconds(problem: Problem, request: PlanRequest) -> float:
     """Lower bound of a step's seconds: each rank computes as much as it is fast, and none waits for
     another."""
-    return _shared_seconds(_single_device_seconds(problem, request, request.cluster))
+    return shared_seconds(single_device_seconds(problem, request, request.cluster))
 
 
-def _single_device_seconds(problem: Problem, request: PlanRequest, cluster: Cluster) -> list[float]:
+def single_device_seconds(problem: Problem, request: PlanRequest, cluster: Cluster) -> list[float]:
     """Seconds that the whole step computes on each of the devices alone."""
     known = problem.memo.of(SingleDeviceSeconds)
     devices = cluster.devices[: request.mesh.size]
@@ -47,17 +47,17 @@ def _single_device_seconds(problem: Problem, request: PlanRequest, cluster: Clus
     return [known[device] for device in devices]
 
 
-def _shared_seconds(alone: Sequence[float]) -> float:
+def shared_seconds(alone: Sequence[float]) -> float:
     """Seconds of work that takes so long on each device alone, shared by their speeds."""
     return 1 / sum(1 / seconds for seconds in alone) if all(alone) else 0.0
 
 
 def _share_seconds(problem: Problem, request: PlanRequest) -> float:
     """Seconds that a rank computes its share of each op: all are launched, whatever is split."""
-    alone = _single_device_seconds(problem, request, request.cluster)
-    running = _single_device_seconds(problem, request, request.cluster.with_device(launch_s=0.0))
+    alone = single_device_seconds(problem, request, request.cluster)
+    running = single_device_seconds(problem, request, request.cluster.with_device(launch_s=0.0))
     starting = max(one - other for one, other in zip(alone, running, strict=True))
-    return starting + _shared_seconds(running)
+    return starting + shared_seconds(running)
 
 
 def needs_no_stages(candidate: SolvedCandidate, request: PlanRequest) -> bool:

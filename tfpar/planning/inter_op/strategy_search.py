@@ -155,7 +155,7 @@ class StrategySearch(Placing):
         best = candidate
         for factor in (2, 0.5):
             count = candidate.plan.microbatches * factor
-            while count >= 1 and count == int(count):
+            while count > 1 and count == int(count):
                 other = yield from self._in_microbatches(best, int(count))
                 if other is None or other.seconds >= best.seconds:
                     break
@@ -228,7 +228,8 @@ def propose(
 
 def _finalists(ranked: Sequence[Ranked], batch_size: int) -> list[Ranked]:
     """Return those that are worth planning, the fastest first."""
-    kinds = [one for one in best_of_kinds(ranked) if not _is_plain(one.strategy, batch_size)]
+    ranked = [one for one in ranked if not _is_whole(one.strategy, batch_size)]
+    kinds = [*best_of_kinds(ranked)]
     of_each: dict[int, Ranked] = {}
     for one in kinds:
         of_each.setdefault(one.strategy.actors, one)
@@ -281,9 +282,9 @@ def _pipeline_of(
     return StrategyPipeline(pipeline, () if in_order else ranks, meshes, seconds)
 
 
-def _is_plain(strategy: Strategy3D, batch_size: int) -> bool:
-    """Whether it has neither stages nor microbatches."""
-    return strategy.actors == 1 and strategy.data * strategy.microbatch == batch_size
+def _is_whole(strategy: Strategy3D, batch_size: int) -> bool:
+    """Whether it cuts no batch: it has no stages, or stages that would work one after the other."""
+    return strategy.data * strategy.microbatch == batch_size
 
 
 def _with_names(cluster: Cluster) -> Cluster:

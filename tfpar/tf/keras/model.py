@@ -16,7 +16,7 @@ from keras import tree
 from tfpar.ir.names import VariableName
 from tfpar.plans import Plan
 from tfpar.spec import Mesh
-from tfpar.tf.capture.step import CapturedStep, capture_step
+from tfpar.tf.capture.step import CapturedStep, argument_specs, capture_step, global_specs
 from tfpar.tf.distributed.world import World
 from tfpar.tf.keras.batches import parts_of
 from tfpar.tf.keras.generation import GenerateFunction
@@ -166,6 +166,8 @@ class ParallelModel:
                 read_s += time.perf_counter() - began
                 several = isinstance(data, tuple) and len(data) > 1 and tree.is_nested(data[1])
                 step = steps[unknown and several]
+                if self.session.options.objective == "latency" and self.session.base is None:
+                    self._plan_prediction(data, parts)
                 if kind == "train":
                     try_plans(step, (data,), parts)
                 executable = step.executable((data,), parts)  # makes the metrics' variables
@@ -179,6 +181,12 @@ class ParallelModel:
             return outputs
 
         return function
+
+    def _plan_prediction(self, data: Any, parts: int) -> None:
+        """Plan the prediction for a batch, which other steps then have their weights from."""
+        specs = argument_specs((keras.utils.unpack_x_y_sample_weight(data)[:1],))
+        whole = specs if parts == 1 else global_specs(specs, parts)
+        self.step("predict").find_plan(whole)
 
     def make_predict_function(self) -> Any:
         step = self.step("predict")

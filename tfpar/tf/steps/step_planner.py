@@ -13,6 +13,7 @@ from tfpar.cluster.description import Cluster
 from tfpar.constraints import Constraint, collect_layer_specs
 from tfpar.ir.roles import Roles, trains
 from tfpar.observability.report.announcement import SearchSummary
+from tfpar.observability.report.rentals import cheaper_text
 from tfpar.pipeline.pipeline import groups_of
 from tfpar.planning.completion import cost_on_one_device
 from tfpar.planning.incumbent import SearchInterrupted
@@ -24,6 +25,7 @@ from tfpar.planning.memory.stages import check_given, with_prices
 from tfpar.planning.pipeline_search import GIVEN, search_step, select_scope
 from tfpar.planning.problem import Problem
 from tfpar.planning.problems import state_problem
+from tfpar.planning.rental import attach_rental, compare_rentals
 from tfpar.planning.request import PlanRequest
 from tfpar.planning.solve import reuse_interrupted
 from tfpar.planning.step_search import StepSearch
@@ -152,6 +154,8 @@ class StepPlanner:
             program.owners.update(plan.stages.owners)
         if part:
             program.told = False
+            if session.options.objective == "latency":
+                session.base = session.base or plan
         else:
             program.use(plan)
             program.batch_size = batch_size
@@ -217,6 +221,7 @@ class StepPlanner:
             other_layout=lambda actor: self._from_constraints(
                 captured, part, session.mesh.sized(sizes[actor])
             ),
+            limits=options.limits,
         )
         if part:
             return plan
@@ -230,7 +235,8 @@ class StepPlanner:
             num_ranks=session.mesh.size,
         )
         plan = with_prices(plan, state_problem(captured, request, batch_size), cluster)
-        if session.cluster is not None or options.memory_limit is not None:
+        limited = options.memory_limit is not None or options.limits.memory_bytes
+        if session.cluster is not None or limited:
             check_given(plan)  # what a machine has that was only detected is a guess
         return plan
 
@@ -300,7 +306,8 @@ class StepPlanner:
                 with contextlib.suppress(OtherModelError):
                     return [plan.fitted(captured.graph, gradients=captured.gradients)]
         with reporting("searching a plan", wanted=session.tells) as report:
-            return self._search(captured, batch_size, part, report, count)
+            compares = session.options.objective == "samples_per_dollar" and not part
+            return self._search(captured, batch_size, part, report, count, compares)
 
     def _search(
         self,
@@ -309,6 +316,7 @@ class StepPlanner:
         part: bool,
         report: Reporter,
         count: int,
+        compares_devices: bool = False,
     ) -> list[Plan]:
         session, options = self.session, self.session.options
         cluster = session.cluster or detect_cluster(session.mesh)
@@ -325,7 +333,15 @@ class StepPlanner:
 
         def search(request: PlanRequest) -> tuple[Plan, Problem]:
             try:
-                return search_step(one, request, scope)
+                plan, problem = search_step(one, request, scope)
+                if not compares_devices or request.base is not None:
+                    return attach_rental(plan, cluster, batch_size), problem
+                whole = plan, problem
+                plan, best = compare_rentals(one, request, session.mesh, scope, whole)
+                own = plan.findings.rentals[0]
+                if best != own:
+                    report.note(cheaper_text(own, best))
+                return plan, problem
             except SearchInterrupted as stopped:
                 session.stopped = stopped if scope.is_open else None
                 raise
@@ -365,6 +381,9 @@ class StepPlanner:
         laid, steps = {}, None if part else self.program.training_steps
         if session.base is not None:
             laid = find_placed_variables(captured, session.base.mesh)
+            if options.objective == "latency":  # not all of them are placed yet
+                fixed = {name: v.spec for name, v in session.base.variables.items()}
+                laid = {**{name: spec for name, spec in fixed.items() if spec is not None}, **laid}
         cluster = cluster.with_memory(options.memory_limit)
         request = PlanRequest(
             session.stage_mesh,
@@ -381,14 +400,16 @@ class StepPlanner:
             report,
             jit_compile=self.jit_compile,
             num_ranks=session.mesh.size,
+            limits=options.limits,
         )
+        leads = options.objective == "latency" and session.base is None
         one = StepSearch(
             captured,
             batch_size,
             planner,
             options.plan_cache,
             laid,
-            part=part,
+            part=part and not leads,
             interrupted=session.interrupted,
         )
         return one, request

@@ -316,7 +316,8 @@ def test_stages_that_would_have_to_store_far_less_are_searched_where_no_others_f
 
 
 @pytest.mark.parametrize(
-    ("batch", "stages", "first"), [(16, 2, 8), (1536, 8, 24), (1536, 16, 48), (6, 2, 6), (1, 2, 1)]
+    ("batch", "stages", "first"),
+    [(16, 2, 8), (1536, 8, 24), (1536, 16, 48), (6, 2, 6), (17, 2, 17)],
 )
 def test_microbatches_are_cut_so_that_the_ranks_of_a_stage_can_share_them(batch, stages, first):
     tried = []
@@ -329,7 +330,19 @@ def test_microbatches_are_cut_so_that_the_ranks_of_a_stage_can_share_them(batch,
     evaluator = dataclasses.replace(evaluator, promised=lambda _: None)
     with pytest.raises(MemoryLimitError):
         choose_pipeline((stages,), batch, evaluator, math.inf, ranks=128 * stages)
-    assert tried[0] == first
+    assert tried[0] == first and min(tried) > 1
+
+
+def test_no_pipeline_has_one_microbatch():
+    """Its stages would work one after the other. Who asks for it by name gets it."""
+    costs = Costs(bubble)
+    promises = {1: RelaxedEstimate(1.0, 0.5)}
+    plan = choose_pipeline((1, 2, 4), 1, promising(costs, promises, []), math.inf, MESH.size)
+    assert costs.searched == [1] and plan.stages is None
+    (left,) = [one.reason for one in plan.findings.rivals if one.name == "2, 4 stages"]
+    assert left.startswith("not searched: the batch cannot be cut in microbatches")
+    with pytest.raises(PlanError, match=r"Ask for one by name, such as tap.Pipeline\(2, 1\)"):
+        choose_pipeline((2, 4), 1, promising(costs, {}, []), math.inf, MESH.size)
 
 
 @pytest.mark.parametrize(("batch", "tried"), [(24, [6, 4]), (16, [8, 4])])

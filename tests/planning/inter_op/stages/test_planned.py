@@ -11,16 +11,18 @@ import pytest
 import tfpar as tap
 from tests.cases import some_first
 from tests.graphs import saved
-from tests.pipeline.test_step_stages import Step
+from tests.pipeline.test_step_stages import Step, sent
 from tests.planning.inter_op.stages.steps import Staged, machines
 from tfpar.cluster import read_preset
 from tfpar.cost import Cost
-from tfpar.ir import Roles, StepGraph, planning_graph
+from tfpar.ir import FORWARD, Roles, StepGraph, planning_graph
 from tfpar.pipeline import Pipeline, Schedule, assignable, generate, stages_of_step
 from tfpar.planning.deadline import Deadline
 from tfpar.planning.inter_op.stage_planner import assign_stages
+from tfpar.planning.inter_op.stages.limits import NO_LIMITS, StageLimits
 from tfpar.planning.inter_op.stages.pipeline_pricing import price_best_schedule
 from tfpar.planning.intra_op.planners import find_planner
+from tfpar.planning.memo import Memo
 from tfpar.planning.memory.stages import StagedFit
 from tfpar.planning.pricing.price import price_plan
 from tfpar.planning.problem import Problem
@@ -101,6 +103,39 @@ def test_virtual_stages_are_stages():
         plan = made(step, Pipeline(2, 4, name))
         assert plan.stages.num_stages == 4 and plan.num_ranks == 4
         assert {*plan.stages.owners.values()} == {0, 1, 2, 3}
+
+
+def test_stages_keep_to_the_tolerance_that_is_given():
+    """Rhino §5.2: those that may differ more send no more, whatever else is known of the step."""
+    step, memo, moved = saved("unet"), Memo(), []
+    graph = planning_graph(step.graph, step.gradients).graph
+    roles = Roles.of(graph, step.gradient_tensors)
+    ops = assignable(graph, roles)
+    for tolerance in (None, 0.0, 0.9):
+        plan = made(step, Pipeline(2, 4), limits=StageLimits(tolerance), memo=memo)
+        stage = stages_of_step(graph, roles, plan.stages.forward_stages(ops))
+        moved.append(sent(graph, stage, FORWARD, roles))
+    usual, even, uneven = moved
+    assert uneven < usual <= even
+
+
+@pytest.mark.slow
+def test_each_stage_keeps_to_its_own_limit_of_memory():
+    plan = searched("wide", Pipeline(2, 4))
+    held = [share.peak_bytes for share in plan.stages.cost.stages]
+    for stage in (0, 1):
+        limits = [1e12, 1e12]
+        limits[stage] = 0.7 * held[stage]
+        less = searched("wide", Pipeline(2, 4), limits=StageLimits(memory_bytes=tuple(limits)))
+        shares = less.stages.cost.stages
+        assert [share.limit_bytes for share in shares] == [
+            min(limit, CLUSTER.device.memory_bytes) for limit in limits
+        ]
+        assert shares[stage].peak_bytes <= limits[stage] and less.stages.cost.fits
+        assert shares[1 - stage].peak_bytes > 0.7 * held[1 - stage], "the other has room"
+        assert Plan.from_json(less.to_json()) == less
+    with pytest.raises(MemoryLimitError):
+        searched("wide", Pipeline(2, 4), limits=StageLimits(memory_bytes=(1e12, 1e3)))
 
 
 def test_a_pipeline_of_one_stage_leaves_the_plan_as_it_is():
@@ -217,9 +252,14 @@ def search_of(name: str, planner: str) -> StepSearch:
 
 
 def searched(
-    name: str, pipeline: Pipeline | None, planner: str = "tap", *constraints, cluster=CLUSTER
+    name: str,
+    pipeline: Pipeline | None,
+    planner: str = "tap",
+    *constraints,
+    cluster=CLUSTER,
+    limits=NO_LIMITS,
 ) -> Plan:
-    request = PlanRequest(Mesh.of([1, 4]), cluster, constraints, pipeline=pipeline)
+    request = PlanRequest(Mesh.of([1, 4]), cluster, constraints, pipeline=pipeline, limits=limits)
     plan, problem = search_of(name, planner)(request)
     assert problem.cluster.size == (4 if pipeline and pipeline.order.num_actors > 1 else 16)
     return plan

@@ -189,6 +189,17 @@ def test_more_stages_than_ops():
         assigned(layers(2), 5)
 
 
+def test_a_loop_that_is_longer_than_a_stage_is_named():
+    """And why it cannot be cut."""
+    graph, roles = planned("recurrent")
+    loops = [op.name for op in assignable(graph, roles) if op.type == "While"]
+    lasting = {name: 2.0 for name in loops}
+    with pytest.raises(PlanError, match="99 stages are too many") as error:
+        assign_step(graph, roles, lambda op: lasting.get(op.name, 1e-6), 99)
+    assert loops and all(f"{name!r} (" in str(error.value) for name in loops), error.value
+    assert "cannot be cut: each round reads what the one before it has made" in str(error.value)
+
+
 def test_fixed_ops_take_their_layer_with_them():
     step = layers(6)
     found = assigned(step, 2, **{"m/layer_1/relu": 1})

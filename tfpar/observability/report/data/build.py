@@ -40,6 +40,7 @@ from tfpar.observability.report.data.schema import (
     read_report,
 )
 from tfpar.observability.report.data.variables import variables_of
+from tfpar.observability.report.rentals import rentals_of
 from tfpar.observability.report.variables import placement_text
 from tfpar.plans import Candidate, Plan
 from tfpar.propagation.partitioned_graph import PartitionedGraph
@@ -76,6 +77,7 @@ def build_report(plan: Plan, partitioned: PartitionedGraph | None = None) -> Rep
         pipeline=None,
         candidates=tuple(candidates_of(plan)),
         correction=plan.findings.correction,
+        rentals=rentals_of(plan.findings.rentals),
         what_if=(),
         planned_ops={},
         padding=None,

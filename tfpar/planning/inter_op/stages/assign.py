@@ -10,7 +10,8 @@ are possible, a small program looks for something better (`stage_ilp`); if it we
 is used.
 
 Balanced stages may have to be cut where much is sent. If a link then takes longer than any stage
-computes (`links`), the balance is relaxed, and the assignment with the shortest step is used.
+computes (`links`), the balance is relaxed, and the assignment with the shortest step is used;
+unless the tolerance is given.
 Where a unit alone takes longer than a stage should, what follows it may then stay with it.
 """
 
@@ -79,7 +80,7 @@ def assign(
     paces: Paces | None = None,
     rooms: MemoryBudget | None = None,
     links: StageLinks | None = None,
-    tolerance: float = TOLERANCE,
+    tolerance: float | None = None,
     deadline: Deadline | None = None,
 ) -> Assignment:
     """Find the assignment that sends least, each stage with a unit at least; among those that the
@@ -89,7 +90,8 @@ def assign(
         paces: of stages (`slowdowns`); by default all 1.
         rooms: what the devices of stages can hold; None: everything.
         links: between the devices of stages; None: what is sent takes no time.
-        tolerance: by how much, relative to the average, a stage may take longer.
+        tolerance: by how much, relative to the average, a stage may take longer; None: by
+            `TOLERANCE`, or one of `LOOSER` where a link limits the step.
         deadline: what is found by then is used; it is cut short if something better may be left.
 
     Raises:
@@ -99,7 +101,8 @@ def assign(
         SearchStopped: the search was given up meanwhile.
     """
     integer("num_stages", num_stages, 1)
-    finite("tolerance", tolerance)
+    looser_ones = LOOSER if tolerance is None else ()
+    tolerance = TOLERANCE if tolerance is None else finite("tolerance", tolerance)
     deadline, paces = deadline or Deadline(), normalize_slowdowns(paces, num_stages)
     bounds = fixed_bounds(graph, num_stages)
     if rooms is not None and min(rooms.limits) <= 0:
@@ -134,7 +137,7 @@ def assign(
     best = _assignment(graph, stages, paces, most_seconds, gap)
     if links is None:
         return best
-    for looser in LOOSER:
+    for looser in looser_ones:
         if not links.is_link_bound(graph, best.stages, paces):
             break
         most, least = average * (1 + looser), average * (1 - looser)

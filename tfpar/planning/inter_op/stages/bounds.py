@@ -52,7 +52,7 @@ def fixed_bounds(graph: UnitGraph, num_stages: int) -> Bounds:
         raise TooManyStages(
             f"{num_stages} stages are too many: the model has {parts} that can be assigned "
             f"to stages, so {count} is the most there can be ({', '.join(listed)}). Each stage of "
-            f"a step that trains needs one: ask for fewer stages."
+            f"a step that trains needs one: ask for fewer stages.{_loops_text(graph, num_stages)}"
         )
     first, last = [0] * count, [num_stages - 1] * count
     because: list[list[int | None]] = [[None] * count, [None] * count]
@@ -84,6 +84,24 @@ def fixed_bounds(graph: UnitGraph, num_stages: int) -> Bounds:
     bounds = [*zip(first, last, strict=True)]
     _check_none_is_empty(graph, bounds, num_stages)
     return bounds
+
+
+def _loops_text(graph: UnitGraph, num_stages: int) -> str:
+    """Say which loops take longer than a stage would if all took equally long; empty: none do."""
+    average = graph.seconds / num_stages
+    found = [unit for unit in graph.units if unit.loop and unit.seconds > average]
+    said = [
+        f"{unit.loop!r} (its part takes {unit.seconds / graph.seconds:.0%} of the step)"
+        for unit in found
+    ]
+    if not said:
+        return ""
+    one = len(said) == 1
+    return (
+        f" The loop{'' if one else 's'} {', '.join(said)} cannot be cut: each round reads what the "
+        f"one before it has made, so that {'it is' if one else 'each is'} in one stage. Loops in "
+        f"several layers, or rounds written out (unroll=True of a Keras RNN), can be in several."
+    )
 
 
 def seed_each_stage(bounds: Bounds, num_stages: int) -> dict[int, int]:

@@ -75,7 +75,7 @@ class PipelinePricer:
             staged, *others = (
                 self._in_stages(number, schedule, mesh) for number in range(len(self.steps))
             )
-            return PipelineCostModel.of(
+            found = PipelineCostModel.of(
                 staged,
                 schedule.actors,
                 cluster,
@@ -85,6 +85,8 @@ class PipelinePricer:
                 others,
                 stages.layout_of,
             )
+        limits = tuple(map(min, found.limits, stages.memory_limits or found.limits))
+        return dataclasses.replace(found, limits=limits)
 
     def _in_stages(self, number: int, schedule: Schedule, mesh: UnevenMesh | None) -> TaskPartition:
         """The step in a layout, in the stages and microbatches of a schedule; see `prices`."""

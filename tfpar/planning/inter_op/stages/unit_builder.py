@@ -24,6 +24,7 @@ from tfpar.ir.graph import Graph, Op, is_floating
 from tfpar.ir.graph_nodes import cluster
 from tfpar.ir.roles import BACKWARD, FORWARD, UPDATE, Roles
 from tfpar.ir.shared_subgraphs import Signatures, prune_graph, repeated_blocks
+from tfpar.ir.traits import LOOPS
 from tfpar.pipeline.colocation import readers_of, together
 from tfpar.pipeline.step_stages import assignable, stages_of_step
 from tfpar.planning.deadline import Deadline
@@ -72,7 +73,7 @@ def assign_step(
     paces: Paces | None = None,
     before: PricedAssignment | None = None,
     links: StageLinks | None = None,
-    tolerance: float = TOLERANCE,
+    tolerance: float | None = None,
     deadline: Deadline | None = None,
 ) -> tuple[StepUnits, Assignment]:
     """Assign a step's units to the stages that send least, as `assign` finds them.
@@ -83,7 +84,7 @@ def assign_step(
         paces: of stages; by default all 1.
         before: stages in which they do not fit into memory: others are found that may.
         links: between the devices of stages; None: what is sent takes no time.
-        tolerance: by how much, relative to the average, a stage may take longer. Finer units are
+        tolerance: as of `assign`. Finer units are
             tried until the best cut keeps to that, or to what the longest op takes; if none does,
             those are taken whose best cut is the fastest.
         deadline: what is found by then is used.
@@ -99,6 +100,7 @@ def assign_step(
         raise PlanError("The step computes nothing of what it is fed: there is nothing to assign.")
     longest = max(seconds(op) for op in graph.ops if roles.phase[op] != UPDATE) * min(paces)
     joined, levels = together(graph, ops), _levels(graph, roles, ops)
+    most = TOLERANCE if tolerance is None else tolerance
     depth = dict.fromkeys(ops, 0)
     best, least = None, (True, math.inf)
     while True:
@@ -107,7 +109,7 @@ def assign_step(
         found = len(parts) < num_stages, _slowest(units.graph, paces)
         if best is None or found < least or math.isinf(found[1]):
             best, least = units, found
-        allowed = max(balanced_seconds(units.graph.seconds, paces), longest) * (1 + tolerance)
+        allowed = max(balanced_seconds(units.graph.seconds, paces), longest) * (1 + most)
         finer = (
             [] if found <= (False, allowed) else _too_large(units, depth, len(levels) - 1, paces)
         )
@@ -245,7 +247,9 @@ def _step_units(
                 f"list. Give them one stage."
             )
         stored = first.get(i, 0.0), kept.get(i, 0.0)
-        units.append(Unit(_name(part), taken[i], *stored, next(iter(given), None)))
+        loops = [op for op in part if op.type in LOOPS]
+        loop = max(loops, key=seconds).name if loops else ""
+        units.append(Unit(_name(part), taken[i], *stored, next(iter(given), None), loop))
     return StepUnits(UnitGraph(tuple(units), _flows(graph, roles, unit_of), ties), unit_of)
 
 

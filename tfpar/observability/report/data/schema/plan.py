@@ -110,6 +110,27 @@ class Machines:
 
 
 @dataclasses.dataclass(frozen=True)
+class RentalSummary:
+    """Devices that the step may rent.
+
+    Attributes:
+        name: in words.
+        ranks: of the cluster, that they are.
+        dollars_per_hour: of all of them.
+        dollars_per_million: of a million samples, and `seconds` of a step; None: it was not
+            planned there, or there is no plan.
+        why: it was not taken; empty for the plan's own.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    dollars_per_hour: float
+    dollars_per_million: float | None
+    seconds: float | None
+    why: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class PartOfStep:
     """A part of the time of a step: `compute`, `collectives` (what is waited for between ops),
     `gradients` (their sums, past the end of the backward pass), `transfers` and `bubble` (of

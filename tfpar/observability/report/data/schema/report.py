@@ -15,6 +15,7 @@ from tfpar.observability.report.data.schema.plan import (
     Machines,
     PartOfStep,
     PipelineSummary,
+    RentalSummary,
 )
 from tfpar.observability.report.data.schema.step import (
     Collective,
@@ -47,6 +48,8 @@ class Report:
             run otherwise.
         correction: of the cluster, by trials; None: there were none.
         idle_axes: of the mesh, along which all ranks compute and store the same.
+        rentals: the plan's devices, first, and others that were compared; empty where their rent is
+            not known.
         warnings, hints: sentences; `hints` at most three, of what would change the plan.
     """
 
@@ -71,6 +74,7 @@ class Report:
     run_whole: tuple[RunWhole, ...]
     correction: Correction | None = None
     idle_axes: tuple[str, ...] = ()
+    rentals: tuple[RentalSummary, ...] = ()
     warnings: tuple[str, ...]
     hints: tuple[str, ...]
 

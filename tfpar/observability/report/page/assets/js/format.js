@@ -29,6 +29,13 @@ const format = {
     return `${(seconds * 1e6).toFixed(2)} us`;
   },
 
+  // `$1.25`; below ten cents in two significant digits.
+  dollars(amount) {
+    const digits = { minimumFractionDigits: 2, maximumFractionDigits: 2 };
+    const small = amount !== 0 && amount < 0.1;
+    return `$${small ? Number(amount.toPrecision(2)) : amount.toLocaleString("en-US", digits)}`;
+  },
+
   count(number) {
     return number === null || number === undefined ? "–" : number.toLocaleString("en-US");
   },

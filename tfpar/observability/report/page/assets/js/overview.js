@@ -294,6 +294,11 @@ const overview = {
           .map(([name, count]) => `${count} × ${name}`)
           .join(", "),
       ],
+      [
+        "Rent",
+        report.rentals.length > 0 &&
+          `${format.dollars(report.rentals[0].dollars_per_hour)} an hour, ${format.dollars(report.rentals[0].dollars_per_million)} a million samples`,
+      ],
       ["Memory", machines.memory_limit && `${format.bytes(machines.memory_limit)} of a rank`],
       [
         "Use of FLOPs",

@@ -1,0 +1,114 @@
+"""What plans are best at: the latency of predictions, and samples for a dollar."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import tfpar as tap
+from tfpar.cluster import Cluster, Device, Level
+from tfpar.spec import ArgumentError, MemoryLimitError, SpecError
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(12, 8)).astype("float32"), RNG.normal(size=(12, 6)).astype("float32")
+LIMIT = "40 kB"
+"""Less than the weights of `build`, 66 kB."""
+
+
+def build(compiled: bool = False) -> keras.Model:
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(1)
+    wide = [layers.Dense(120, "relu", name=f"fc{i}") for i in range(2)]
+    model = keras.Sequential(
+        [keras.Input((8,)), *wide, layers.Dropout(0.5), layers.Dense(6, name="out")], name="m"
+    )
+    if compiled:
+        model.compile("sgd", "mse", jit_compile=False)
+    return model
+
+
+def specs(model: keras.Model) -> dict[str, object]:
+    return {n: v.spec for n, v in tap.plan_of(model).variables.items() if v.trainable}
+
+
+@pytest.mark.slow
+def test_a_model_that_only_predicts_runs_where_one_device_has_no_room():
+    expected = build().predict(X, batch_size=8, verbose=0)
+    found = tap.plan(build, X, 4, "cpu", objective="latency", memory_limit=LIMIT)
+    assert found.cost.memory_bytes <= 40e3 < found.findings.baselines[0].memory_bytes
+    assert found.cost.compute_s[1:] == (0.0, 0.0), "neither backward pass nor update"
+    with tap.auto_parallel(4, objective="latency", memory_limit=LIMIT, cluster="cpu", verbose=0):
+        searched = build()
+    with tap.auto_parallel(plan=found, verbose=0):
+        given = build()
+    for model in (searched, given):
+        # Of 12 samples the last batch has 4.
+        np.testing.assert_allclose(
+            model.predict(X, batch_size=8, verbose=0), expected, rtol=1e-5, atol=1e-6
+        )
+        assert any(spec != (tap.Replicate(),) * len(spec) for spec in specs(model).values())
+    with pytest.raises(MemoryLimitError, match="4 ranks share all weights"):
+        tap.plan(build, X, 4, "cpu", objective="latency", memory_limit="10 kB")
+
+
+@pytest.mark.slow
+def test_whoever_trains_keeps_the_weights_as_predictions_want_them():
+    """Whichever comes first."""
+    expected = build(compiled=True)
+    before = expected.predict(X, batch_size=12, verbose=0)
+    history = expected.fit(X, Y, batch_size=12, verbose=0).history
+    after = expected.predict(X, batch_size=12, verbose=0)
+    constraints = tap.shard("fc0/kernel", dim=1, axis="model")
+    laid = []
+    for first in ("fit", "predict"):
+        with tap.auto_parallel(
+            {"data": 2, "model": 2}, constraints, objective="latency", verbose=0
+        ):
+            model = build(compiled=True)
+        if first == "predict":
+            found = model.predict(X, batch_size=12, verbose=0)
+            np.testing.assert_allclose(found, before, rtol=1e-5, atol=1e-6)
+            predicting = specs(model)
+        assert model.fit(X, Y, batch_size=12, verbose=0).history == pytest.approx(history)
+        laid.append(specs(model))
+        found = model.predict(X, batch_size=12, verbose=0)
+        np.testing.assert_allclose(found, after, rtol=1e-5, atol=1e-6)
+    assert laid == [predicting] * 2 and predicting["m/fc0/kernel"][1] == tap.Shard(1)
+
+
+def test_a_constraint_that_predictions_do_not_have_is_refused():
+    constraints = tap.shard("other/kernel", dim=1, axis="model")
+    with tap.auto_parallel({"data": 2, "model": 2}, constraints, objective="latency", verbose=0):
+        model = build()
+    with pytest.raises(SpecError, match="other/kernel"):
+        model.predict(X, batch_size=12, verbose=0)
+
+
+def test_what_leaves_nothing_to_decide_is_refused():
+    with pytest.raises(ArgumentError, match="^Give objective='latency' where plans are searched"):
+        tap.Options(objective="latency", planner=None)
+    with pytest.raises(ArgumentError, match="^Give objective='latency' or a pipeline, not both"):
+        tap.Options(objective="latency", pipeline="auto")
+    with pytest.raises(ArgumentError, match=r"rank 0 \(CPU\) of cluster 'cpu' is not known"):
+        tap.auto_parallel(2, objective="samples_per_dollar", cluster="cpu")
+
+
+# --- rent ------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_job_is_told_which_of_its_devices_are_worth_it(capsys):
+    device = Device({"float32": 1e9}, 1e9, 1e9, price_per_hour=1.5, name="one")
+    rented = Cluster.regular("rented", device, [Level(2, 1e3, 1.0)])
+    with tap.auto_parallel(2, cluster=rented, objective="samples_per_dollar", planner="tap"):
+        model = build(compiled=True)
+    model.fit(X, Y, batch_size=12, verbose=0)
+    plan = tap.plan_of(model)
+    assert plan.num_ranks == 2 and plan.findings.rentals[0].ranks == (0, 1)
+    said = "".join(capsys.readouterr())
+    assert (
+        "a dollar computes more samples on 1 x one of 1 machine (rank 0) alone than on all" in said
+    )
+    assert " a million samples" in said
