@@ -33,7 +33,7 @@ from tfpar.planning.inter_op.placing import GivenPipeline
 from tfpar.planning.inter_op.relaxed_estimate import RelaxedEstimate, estimate_relaxed
 from tfpar.planning.inter_op.stage_planner import assign_stages
 from tfpar.planning.inter_op.stages.pipeline_pricing import price_best_schedule
-from tfpar.planning.inter_op.stopping import Enough
+from tfpar.planning.inter_op.stopping import Enough, compute_bound
 from tfpar.planning.memory.memory_errors import check_room
 from tfpar.planning.memory.stages import StagedFit
 from tfpar.planning.meshes import LogicalMesh
@@ -242,6 +242,9 @@ class StepEvaluator:
                 return self._search.estimate(self._asked(pipeline))
             except TfparError:  # a layout's search says it
                 return None
+
+    def bound(self, pipeline: Pipeline | None) -> Cost | None:
+        return compute_bound(self._search.problem(self._request), self._request, pipeline)
 
     def is_good_enough(self, candidate: SolvedCandidate) -> bool:
         return self._enough is not None and self._enough(candidate, self._request)

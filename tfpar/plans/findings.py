@@ -26,7 +26,8 @@ class Candidate:
         fits: whether it stores no more than it may; None where that was not looked at.
         measured_s: seconds of a step: the median of the steps that were run, of the slowest rank;
             None: it was not run.
-        reason: why it was not priced, or could not be run.
+        reason: why it was not planned, so that its cost is an estimate, if it has one; or why it
+            could not be run.
         links: how many times as fast links would have to be for it to be taken; below 1, slower.
             None where that is not known, or no links are enough.
         plan: that it would be, where it was found now; not saved.
@@ -58,7 +59,8 @@ class Findings:
         cost: what a step costs on the plan's cluster; None where nothing was priced.
         layouts: the best plan on each other logical mesh that the planner searched, best first.
         baselines: the step on one device, and in data parallelism.
-        rivals: what else `pipeline="auto"` found or passed over, the fastest first.
+        rivals: what else `pipeline="auto"` found, the fastest first; then what it estimated, or
+            found no plan for, with why.
         trials: the plans that were run before one was taken, this one first.
         attempts: what was tried to make it fit into memory, in order, by the name of the move.
         passed_over: (seconds, collectives) of the fastest plan that was found, where a simpler one

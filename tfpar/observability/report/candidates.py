@@ -53,7 +53,7 @@ def _cells(candidate: CandidateSummary) -> list[str]:
 def explain_rejection(rival: Candidate, plan: Plan) -> str:
     """Explain why a candidate was rejected, and what would have to change for it to win."""
     assert plan.cost is not None
-    if rival.cost is None:
+    if rival.cost is None or rival.reason:
         return rival.reason
     limit = math.inf if plan.cluster is None else max(d.memory_bytes for d in plan.cluster.devices)
     if rival.cost.memory_bytes > limit:

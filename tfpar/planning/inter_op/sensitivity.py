@@ -143,6 +143,9 @@ class LinkFactorEvaluator:
     def estimate(self, pipeline: Pipeline | None) -> RelaxedEstimate | None:
         return None
 
+    def bound(self, pipeline: Pipeline | None) -> Cost | None:
+        return None
+
     def is_good_enough(self, candidate: SolvedCandidate) -> bool:
         return self._enough(candidate, self._request)  # compute is the same with other links
 
