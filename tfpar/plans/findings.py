@@ -30,6 +30,10 @@ class Candidate:
             could not be run.
         links: how many times as fast links would have to be for it to be taken; below 1, slower.
             None where that is not known, or no links are enough.
+        batch: how many times as large the batch would have to be for it to be taken, or how many
+            times fewer the devices; below 1, smaller, or more. None as of links.
+        memory_limit: bytes that a device would have to have for it to be taken: at least, if it
+            stores more than there is, else fewer. None as of links.
         plan: that it would be, where it was found now; not saved.
     """
 
@@ -41,6 +45,8 @@ class Candidate:
     measured_s: float | None = None
     reason: str = ""
     links: float | None = None
+    batch: float | None = None
+    memory_limit: float | None = None
     plan: Plan | None = dataclasses.field(default=None, compare=False, repr=False)
 
     @classmethod

@@ -183,14 +183,22 @@ class RivalEntry(_Part, frozen=True):
     cost: Cost | None
     reason: str
     links: AboveZero | None = None
+    batch: AboveZero | None = None
+    memory_limit: AboveZero | None = None
 
     @classmethod
     def of(cls, rival: Candidate) -> RivalEntry:
-        return cls(rival.name, rival.cost, rival.reason, rival.links)
+        turns = rival.links, rival.batch, rival.memory_limit
+        return cls(rival.name, rival.cost, rival.reason, *turns)
 
     def read(self) -> Candidate:
-        rival = Candidate.priced(self.name, self.cost)
-        return dataclasses.replace(rival, reason=self.reason, links=self.links)
+        return dataclasses.replace(
+            Candidate.priced(self.name, self.cost),
+            reason=self.reason,
+            links=self.links,
+            batch=self.batch,
+            memory_limit=self.memory_limit,
+        )
 
 
 class TrialEntry(_Part, frozen=True):
