@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Literal
 
-from tfpar.pipeline.generators import FAMILIES, generate, stages_of_each
+from tfpar.pipeline.generators import FAMILIES, check_passes, generate, stages_of_each
 from tfpar.pipeline.schedule import Schedule
 from tfpar.pipeline.statistics import BATCH_STATISTICS, BatchStatisticsOf
 from tfpar.pipeline.tasks import LAST
@@ -139,13 +139,39 @@ class Pipeline:
     def kept_part(self) -> float:
         """The part of a stage's activations of the whole batch that a rank stores at most at the
         same time."""
+        if self._is_plain:
+            most = 1 if self.recompute else min(self.num_microbatches, self.num_actors)
+            return most / self.num_microbatches
         order, most = self.order, 1
         for tasks in () if self.recompute else order.orders:
             kept = itertools.accumulate(+1 if t.kind == "F" else -(t.kind in LAST) for t in tasks)
             most = max(most, *kept)
         return most * order.num_actors / (order.num_stages * order.num_microbatches)
 
+    @property
+    def _is_plain(self) -> bool:
+        """Whether its order is 1F1B, all of which is known without listing its tasks."""
+        return self.schedule == "1f1b"
+
+    @property
+    def num_actors(self) -> int:
+        """Actors of its order."""
+        return int(self.stages or 1) if self._is_plain else self.order.num_actors
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of its order."""
+        return self.num_actors if self._is_plain else self.order.num_stages
+
+    @property
+    def num_microbatches(self) -> int:
+        """Microbatches of its order."""
+        return int(self.microbatches or 1) if self._is_plain else self.order.num_microbatches
+
     def _check_recomputed(self) -> None:
+        if self._is_plain:
+            check_passes(self.num_actors, self.num_microbatches)
+            return
         halved = [task for order in self.order.orders for task in order if task.kind == "I"]
         if self.recompute and halved:
             raise ArgumentError(

@@ -106,7 +106,7 @@ def describe_pipeline(pipeline: Pipeline | None) -> str:
     """Describe a pipeline by what is decided of it: `2 stages, 8 microbatches`."""
     if pipeline is None:
         return NO_STAGES
-    stages, count = pipeline.order.num_stages, pipeline.order.num_microbatches
+    stages, count = pipeline.num_stages, pipeline.num_microbatches
     again = ", recomputing" if pipeline.recompute else ""
     return f"{stages_text(stages)}, {microbatches_text(count)}{again}"
 

@@ -130,7 +130,7 @@ def search_step(
 
 
 def _warn_of_padding(search: StepSearch, request: PlanRequest) -> None:
-    micro = 1 if request.pipeline is None else request.pipeline.order.num_microbatches
+    micro = 1 if request.pipeline is None else request.pipeline.num_microbatches
     batch_size = search.batch_size
     if batch_size is not None and micro > batch_size and search.step.gradients:
         logger.warning(

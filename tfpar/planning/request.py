@@ -55,7 +55,7 @@ class PlanRequest:
     @property
     def num_actors(self) -> int:
         """Actors of the pipeline."""
-        return 1 if self.pipeline is None else self.pipeline.order.num_actors
+        return 1 if self.pipeline is None else self.pipeline.num_actors
 
     @property
     def min_stages(self) -> int:
@@ -73,7 +73,7 @@ class PlanRequest:
         Raises:
             SpecError: the mesh of all ranks cannot be divided so.
         """
-        actors = 1 if pipeline is None else pipeline.order.num_actors
+        actors = 1 if pipeline is None else pipeline.num_actors
         mesh = self.mesh.divided(actors)
         return dataclasses.replace(self, mesh=mesh, pipeline=pipeline, meshes=meshes or self.meshes)
 

@@ -335,8 +335,8 @@ class StepEvaluator:
         cost = None if stages is None else stages.cost
         sent = 0.0 if cost is None else sum(share.sent_bytes for share in cost.stages)
         weights = sum(v.num_bytes for v in problem.step.variables if v.trainable)
-        links = max(1, 2 * (pipeline.order.num_stages - 1))
-        return PlacementWorkload(seconds_on, weights, sent / links, pipeline.order.num_microbatches)
+        links = max(1, 2 * (pipeline.num_stages - 1))
+        return PlacementWorkload(seconds_on, weights, sent / links, pipeline.num_microbatches)
 
     def _asked(
         self, pipeline: Pipeline | None, meshes: tuple[LogicalMesh, ...] = ()
@@ -404,4 +404,4 @@ class _StagedStep:
 
 
 def _has_stages(pipeline: Pipeline | None) -> bool:
-    return pipeline is not None and pipeline.order.num_stages > 1
+    return pipeline is not None and pipeline.num_stages > 1

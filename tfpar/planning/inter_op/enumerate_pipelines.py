@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from tfpar.cost.cost import Cost
 from tfpar.pipeline import Pipeline
+from tfpar.pipeline.generators import MOST_PASSES
 from tfpar.planning.candidates import (
     BestSchedule,
     OtherMicrobatches,
@@ -376,12 +377,16 @@ class EnumeratePipelines(Placing):
         """Microbatches for so many stages: enough to fill them, or one, if microbatches join."""
         if number == 1:
             return self._cuts[1:]
-        return [m for m in self._cuts if m == 1 or number <= 2 * m <= 2 * MOST * number]
+        return [
+            m
+            for m in _possible(self._cuts, number)
+            if m == 1 or number <= 2 * m <= 2 * MOST * number
+        ]
 
 
 def _microbatches_text(pipeline: Pipeline) -> str:
     again = ", recomputed" if pipeline.recompute else ""
-    return f"{microbatches_text(pipeline.order.num_microbatches)}{again}"
+    return f"{microbatches_text(pipeline.num_microbatches)}{again}"
 
 
 def _check_work(plan: Plan) -> None:
@@ -404,16 +409,22 @@ def _tries(
     """
     if number == 1:
         return list(dict.fromkeys([None, Pipeline(microbatches=cuts[-1])]))
-    filled = [_even(cuts, f * number, size) for f in (FILLED, FILLED * 2, MOST)]
+    few = _possible(cuts, number)
+    filled = [_even(few, f * number, size, cuts[-1]) for f in (FILLED, FILLED * 2, MOST)]
     ways = list(dict.fromkeys([*((m, False) for m in filled), (filled[-1], True)]))
     return [Pipeline(number, m, recompute=again) for m, again in ways[-(most or len(ways)) :]]
 
 
-def _even(cuts: Sequence[int], most: int, size: int) -> int:
+def _possible(cuts: Sequence[int], number: int) -> list[int]:
+    """The numbers of microbatches that so many stages can run in a schedule."""
+    return [m for m in cuts if m * number <= MOST_PASSES]
+
+
+def _even(cuts: Sequence[int], most: int, size: int, samples: int) -> int:
     """Choose a number of microbatches, `most` or up to half as many, whose samples most ranks of a
     stage can share evenly."""
     near = [m for m in cuts if most < 2 * m <= 2 * most] or [max(m for m in cuts if m <= most)]
-    return max(near, key=lambda m: (math.gcd(size, cuts[-1] // m), m))
+    return max(near, key=lambda m: (math.gcd(size, samples // m), m))
 
 
 def _interleaved(plan: Plan) -> Iterator[Pipeline]:

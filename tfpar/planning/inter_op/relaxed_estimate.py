@@ -91,10 +91,9 @@ def estimate_relaxed(
         passes = passes.recomputed() if recompute else passes
         seconds = cost.seconds + more + recompute * passes.forward_s
     else:
-        order = pipeline.order
-        actors, hidden = order.num_actors, 0.0
+        actors, hidden = pipeline.num_actors, 0.0
         passes = _shared_passes(plan, problem, kinds, pipeline, recompute).updating(passes, actors)
-        bubble = passes.seconds * (order.num_stages - 1) / order.num_microbatches
+        bubble = passes.seconds * (pipeline.num_stages - 1) / pipeline.num_microbatches
         seconds = passes.seconds + bubble + passes.update_s + (cost.exposed_s + more) / actors
     always = min(cost.weight_bytes + cost.state_bytes, stored)
     found = dataclasses.replace(
@@ -165,7 +164,7 @@ def _shared_passes(
 ) -> PassTimes:
     """Return the passes of the busiest actor, if actors share the step's by their speeds, and the
     longest op is not cut."""
-    plan = dataclasses.replace(plan, microbatches=pipeline.order.num_microbatches)
+    plan = dataclasses.replace(plan, microbatches=pipeline.num_microbatches)
     found: dict[Cluster, PassTimes] = {}
     with collection_paused():
         step = SingleStagePricer.folded(plan, problem)
@@ -179,7 +178,7 @@ def _shared_passes(
     if not alone[fastest]:
         return found[fastest]
     shared = 1 / sum(count / alone[machines] for machines, count in kinds.items())
-    longest = alone[fastest] * (_longest_part(problem) if pipeline.order.num_stages > 1 else 0.0)
+    longest = alone[fastest] * (_longest_part(problem) if pipeline.num_stages > 1 else 0.0)
     return found[fastest].scaled(max(shared, longest) / alone[fastest])
 
 

@@ -158,7 +158,7 @@ class LinkFactorEvaluator:
         return []
 
     def _planned(self, pipeline: Pipeline) -> SolvedCandidate:
-        step = self._steps[pipeline.order.num_actors]
+        step = self._steps[pipeline.num_actors]
         plan = step.price(pipeline, self.cluster)
         if plan is None:
             raise PlanError("It cannot run so.")

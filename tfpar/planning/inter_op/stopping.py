@@ -55,8 +55,8 @@ def compute_bound(problem: Problem, request: PlanRequest, pipeline: Pipeline | N
     )
     bubble = 0.0
     if pipeline is not None:
-        order = pipeline.order
-        bubble = (forward + backward) * (order.num_stages - 1) / order.num_microbatches
+        fill = (pipeline.num_stages - 1) / pipeline.num_microbatches
+        bubble = (forward + backward) * fill
     nothing = (0.0, 0.0, 0.0)
     return Cost(
         seconds + bubble,
