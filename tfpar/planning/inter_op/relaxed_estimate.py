@@ -3,14 +3,19 @@
 The fastest plan for the ranks of one stage is cheap to find. With the work shared among stages by
 speed, it gives an optimistic step, by which numbers of stages are ranked before any is planned, and
 which is what is said of those that are not. The plan is priced in microbatches, since every
-microbatch launches all ops anew, on each machine type, and on the folded graph, which is fast. No
-stage has less work than the longest op of the step.
+microbatch launches all ops anew, on each machine type, and on the folded graph, which is fast.
+Stages are as even as the ops of the step, in their order, can be shared among them.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tfpar.cluster.description import Cluster, Device
 from tfpar.cost.cost import Cost
@@ -25,6 +30,9 @@ from tfpar.planning.memory.relayout import fastest_plan, fastest_with_sharded_sl
 from tfpar.planning.pricing.price import SingleStagePricer
 from tfpar.planning.problem import Planner, Problem
 from tfpar.plans import Plan
+
+NEAR = 0.01
+"""Relative precision with which the fullest stage is estimated."""
 
 Times = tuple[float, float, float]
 """Seconds of forward pass, backward pass and update."""
@@ -162,8 +170,8 @@ def _shared_passes(
     pipeline: Pipeline,
     recompute: bool,
 ) -> PassTimes:
-    """Return the passes of the busiest actor, if actors share the step's by their speeds, and the
-    longest op is not cut."""
+    """Return the passes of the busiest actor, if actors share the step's by their speeds, as evenly
+    as its ops can be."""
     plan = dataclasses.replace(plan, microbatches=pipeline.num_microbatches)
     found: dict[Cluster, PassTimes] = {}
     with collection_paused():
@@ -178,22 +186,50 @@ def _shared_passes(
     if not alone[fastest]:
         return found[fastest]
     shared = 1 / sum(count / alone[machines] for machines, count in kinds.items())
-    longest = alone[fastest] * (_longest_part(problem) if pipeline.num_stages > 1 else 0.0)
-    return found[fastest].scaled(max(shared, longest) / alone[fastest])
+    fullest = alone[fastest] * _fullest_part(problem, pipeline.num_stages)
+    return found[fastest].scaled(max(shared, fullest) / alone[fastest])
 
 
-class LongestParts(dict[tuple[Graph, Device], float]):
-    """The parts of the forward pass that its longest op takes, by graph and device."""
+class OpEnds(dict[tuple[Graph, Device], NDArray[np.float64]]):
+    """When each op of the forward pass ends if they run one after the other, by graph and device;
+    as parts of the whole."""
 
 
-def _longest_part(problem: Problem) -> float:
-    """Return the part of the forward pass, on one device, that its longest op takes."""
-    known = problem.step.graph_memo.of(LongestParts)
+def _fullest_part(problem: Problem, stages: int) -> float:
+    """Return the part of the forward pass that the fullest stage has on equal devices, if ops are
+    shared among so many in their order as evenly as they can be."""
+    ends = _op_ends(problem)
+    least, most = 1 / stages, 1.0
+    while most - least > NEAR * least:
+        middle = (least + most) / 2
+        if _stages_of(ends, middle) <= stages:
+            most = middle
+        else:
+            least = middle
+    return least
+
+
+def _stages_of(ends: NDArray[np.float64], most: float) -> float:
+    """Return how many stages ops make that hold no more each; infinite if one op does."""
+    count, taken = 0, 0.0
+    while taken < ends[-1]:
+        until = int(np.searchsorted(ends, taken + most, side="right")) - 1
+        if until < 0 or ends[until] <= taken:
+            return math.inf
+        count, taken = count + 1, float(ends[until])
+    return count
+
+
+def _op_ends(problem: Problem) -> NDArray[np.float64]:
+    known = problem.step.graph_memo.of(OpEnds)
     key = problem.step.graph, problem.cluster.device
     if key not in known:
         model = folded_model(problem, 2)
         seconds = SingleDeviceProfile(model.prepared, model.roles).seconds(problem.cluster)
-        own = {op: s for op, s in seconds.items() if model.roles.phase[op] == FORWARD}
-        whole = sum(model.roles.times.get(op, 1) * s for op, s in own.items())
-        known[key] = max(own.values()) / whole if whole else 0.0
+        own = [(op, s) for op, s in seconds.items() if s and model.roles.phase[op] == FORWARD]
+        chain: list[float] = []
+        for times, run in itertools.groupby(own, lambda one: model.roles.times.get(one[0], 1)):
+            chain += times * [s for _, s in run]  # a block, once for each of its instances
+        ends = np.cumsum(np.asarray(chain or [1.0]))
+        known[key] = ends / ends[-1]
     return known[key]
