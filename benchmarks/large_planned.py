@@ -1,10 +1,10 @@
 """Large Keras models on large clusters: what `pipeline="auto"` decides, and what deciding takes.
 
-    python -m benchmarks.large_planned [--setup NAME ...] [--policy NAME] [--layers N] [--nodes N]
-                                       [--json FILE]
+    python -m benchmarks.large_planned [--setup NAME ...] [--policy NAME] [--xla] [--layers N]
+                                       [--nodes N] [--json FILE]
 
-The models, machines and batches of `benchmarks.large_models`, as Keras models with AdamW, in
-`mixed_bfloat16` or another dtype policy: from the definition to the plan, by the public API,
+The models, machines and batches of `benchmarks.large_models`, as Keras models with AdamW, in 32
+bits or another dtype policy: from the definition to the plan, by the public API,
 without weights. All heads together are as wide as the model (those of GLaM are twice as wide).
 `CPU s` are those after TensorFlow is imported; memory is the peak of the process. Each is planned
 in a process of its own.
@@ -32,17 +32,22 @@ NAMES = ("gpt3-175b", "gpt3-175b, mixed", "glam-1t", "glam-1t, mixed")
 DEVICES = 8
 """Of a machine."""
 
-POLICIES = ("mixed_bfloat16", "float32")
+POLICIES = ("float32", "mixed_bfloat16")
 
 
 def planned(
-    name: str, policy: str = POLICIES[0], layers: int | None = None, nodes: int | None = None
+    name: str,
+    policy: str = POLICIES[0],
+    xla: bool = False,
+    layers: int | None = None,
+    nodes: int | None = None,
 ) -> dict[str, Any]:
     """A row: the plan, what it is predicted to take, and what planning took.
 
     Args:
         name: of `benchmarks.large_models.SETUPS`.
         policy: of Keras, for dtypes.
+        xla: whether XLA compiles the step, as Keras has it on GPUs by default.
         layers: by default all; the batch of fewer machines is as much smaller.
         nodes: by default all; of mixed machines a third is older.
     """
@@ -70,8 +75,9 @@ def planned(
         sizes |= dict(heads=gpt.heads, num_layers=gpt.layers)
         if setup.chosen > 1:
             model = models.gshard_moe(**sizes, inner=4 * gpt.hidden, experts=GLAM.experts)
-            return models.compile_model(model, "adamw")
-        return models.compile_model(models.gpt(**sizes), "adamw")
+        else:
+            model = models.gpt(**sizes)
+        return models.compile_model(model, "adamw", jit_compile=xla)
 
     keras.config.set_dtype_policy(policy)
     start, wall = time.process_time(), time.perf_counter()
@@ -83,6 +89,7 @@ def planned(
     return {
         "setup": name,
         "policy": policy,
+        "xla": xla,
         "layers": gpt.layers,
         "devices": setup.nodes * DEVICES,
         "batch": batch,
@@ -124,6 +131,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--setup", choices=NAMES, action="append", help="default: all")
     parser.add_argument("--policy", choices=POLICIES, default=POLICIES[0], help="of dtypes")
+    parser.add_argument("--xla", action="store_true", help="have XLA compile the step")
     parser.add_argument("--layers", type=int, help="default: all of the model")
     parser.add_argument("--nodes", type=int, help="default: all")
     parser.add_argument("--json", help="write the rows to this file")
@@ -132,7 +140,7 @@ def main() -> None:
     spawn = multiprocessing.get_context("spawn")
     for name in options.setup or NAMES:
         with concurrent.futures.ProcessPoolExecutor(1, spawn) as process:
-            asked = name, options.policy, options.layers, options.nodes
+            asked = name, options.policy, options.xla, options.layers, options.nodes
             row = process.submit(planned, *asked).result()
         print(
             "{setup}: {plan}: {step_s:.2f} s a step, bubble {bubble:.2f}; found in "
