@@ -13,7 +13,7 @@ class Router(layers.Layer):
 
     The result holds the gate of each token at its place in each of its experts,
     `[groups, tokens, experts, capacity]`; it is zero for a token that finds no place. The
-    sequences of a batch are the groups.
+    sequences of a batch are the groups. It is in 32 bits, whatever the policy: places are counted.
     """
 
     def __init__(
@@ -24,7 +24,7 @@ class Router(layers.Layer):
         balance: float = 0.01,
         **kwargs,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(dtype="float32", **kwargs)
         self.experts = experts
         self.top_k = top_k
         self.capacity_factor = capacity_factor
@@ -81,7 +81,7 @@ class MoE(layers.Layer):
         )
 
     def call(self, x):
-        combine = self.router(x)
+        combine = ops.cast(self.router(x), x.dtype)
         dispatch = ops.cast(combine > 0, x.dtype)
         h = ops.einsum("btec,btd->becd", dispatch, x)
         h = self.activation(ops.einsum("becd,edf->becf", h, self.wi))

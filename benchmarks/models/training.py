@@ -45,6 +45,8 @@ def loss_of(model: keras.Model) -> keras.losses.Loss:
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
-def compile_model(model: keras.Model, optimizer: str = "adam") -> keras.Model:
-    model.compile(optimizer, loss_of(model), jit_compile=False)
+def compile_model(
+    model: keras.Model, optimizer: str = "adam", jit_compile: bool = False
+) -> keras.Model:
+    model.compile(optimizer, loss_of(model), jit_compile=jit_compile)
     return model

@@ -95,7 +95,11 @@ def _lists(
     rules = RULES if 3 * len(actors) * microbatches < _MANY else RULES[:1]
     fastest = min((_seconds(candidate) for candidate in named), default=math.inf)
     made: set[Schedule] = set()
-    for most in (room, [*map(min, few, room)]):
+    each = [min(c.kept_bytes for c in stages) for stages in own]
+    limits = [room]
+    if any(r - f >= e for r, f, e in zip(room, few, each, strict=True)):
+        limits.append([*map(min, few, room)])  # else there is room for no microbatch more than that
+    for most in limits:
         for halves in (False, True)[: 1 + may_halve]:
             for rule in rules:
                 latest = [fastest - prices.step_s - seconds for seconds in updates]

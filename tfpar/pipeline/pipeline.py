@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Literal
 
-from tfpar.pipeline.generators import FAMILIES, generate, stages_of_each
+from tfpar.pipeline.generators import FAMILIES, check_passes, generate, stages_of_each
 from tfpar.pipeline.schedule import Schedule
 from tfpar.pipeline.statistics import BATCH_STATISTICS, BatchStatisticsOf
 from tfpar.pipeline.tasks import LAST
@@ -173,13 +173,13 @@ class Pipeline:
                     f"{num_ranks}."
                 )
             return sizes
-        each, more = divmod(num_ranks, self.order.num_actors)
+        each, more = divmod(num_ranks, self.num_actors)
         if not each:
             raise SpecError(
-                f"The pipeline puts its stages on {self.order.num_actors} sets of ranks; the mesh "
+                f"The pipeline puts its stages on {self.num_actors} sets of ranks; the mesh "
                 f"has {num_ranks}. Ask for fewer stages, or use more ranks."
             )
-        return tuple(each + (actor < more) for actor in range(self.order.num_actors))
+        return tuple(each + (actor < more) for actor in range(self.num_actors))
 
     def stage_mesh(self, mesh: Mesh) -> Mesh:
         """Return the mesh of the first actor, of all ranks that are in `mesh`.
@@ -203,13 +203,39 @@ class Pipeline:
     def kept_part(self) -> float:
         """The part of a stage's activations of the whole batch that a rank stores at most at the
         same time."""
+        if self._is_plain:
+            most = 1 if self.recompute else min(self.num_microbatches, self.num_actors)
+            return most / self.num_microbatches
         order, most = self.order, 1
         for tasks in () if self.recompute else order.orders:
             kept = itertools.accumulate(+1 if t.kind == "F" else -(t.kind in LAST) for t in tasks)
             most = max(most, *kept)
         return most * order.num_actors / (order.num_stages * order.num_microbatches)
 
+    @property
+    def _is_plain(self) -> bool:
+        """Whether its order is 1F1B, all of which is known without listing its tasks."""
+        return self.schedule == "1f1b"
+
+    @property
+    def num_actors(self) -> int:
+        """Actors of its order."""
+        return int(self.stages or 1) if self._is_plain else self.order.num_actors
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of its order."""
+        return self.num_actors if self._is_plain else self.order.num_stages
+
+    @property
+    def num_microbatches(self) -> int:
+        """Microbatches of its order."""
+        return int(self.microbatches or 1) if self._is_plain else self.order.num_microbatches
+
     def _check_recomputed(self) -> None:
+        if self._is_plain:
+            check_passes(self.num_actors, self.num_microbatches)
+            return
         halved = [task for order in self.order.orders for task in order if task.kind == "I"]
         if self.recompute and halved:
             raise ArgumentError(

@@ -15,6 +15,9 @@ from tfpar.planning.meshes import LogicalMesh
 from tfpar.planning.problem import Problem
 from tfpar.plans import Candidate, Plan
 
+NO_STAGES = "no stages"
+"""Name of what has none; more may follow."""
+
 Order = tuple[int, ...]
 """Ranks, actor by actor, those of each ascending; none: all as they are."""
 
@@ -102,8 +105,8 @@ class BalancedShares:
 def describe_pipeline(pipeline: Pipeline | None) -> str:
     """Describe a pipeline by what is decided of it: `2 stages, 8 microbatches`."""
     if pipeline is None:
-        return "no stages"
-    stages, count = pipeline.order.num_stages, pipeline.order.num_microbatches
+        return NO_STAGES
+    stages, count = pipeline.num_stages, pipeline.num_microbatches
     again = ", recomputing" if pipeline.recompute else ""
     return f"{stages_text(stages)}, {microbatches_text(count)}{again}"
 
@@ -113,7 +116,7 @@ def name_of_plan(plan: Plan) -> str:
     sizes = dict(zip(plan.mesh.axis_names, plan.mesh.shape, strict=True))
     split = " and ".join(axis for axis in plan.batch_axes if sizes[axis] > 1)
     if plan.stages is None:
-        name = f"no stages, {plan.mesh}" + (f", batch over {split}" if split else "")
+        name = f"{NO_STAGES}, {plan.mesh}" + (f", batch over {split}" if split else "")
         return f"{name}, {microbatches_text(plan.microbatches)}" if plan.microbatches > 1 else name
     again = ", recomputing" if plan.stages.recompute else ""
     name = name_of(plan.stages.schedule)
@@ -129,7 +132,7 @@ def name_of_plan(plan: Plan) -> str:
 
 def stages_text(number: int) -> str:
     """Name a number of stages."""
-    return "no stages" if number == 1 else f"{number} stages"
+    return NO_STAGES if number == 1 else f"{number} stages"
 
 
 def microbatches_text(number: int) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from tfpar.cluster.description import Cluster
+from tfpar.cost.cost import Cost
 from tfpar.pipeline import Pipeline
 from tfpar.planning.candidates import Order, Proposal, SolvedCandidate
 from tfpar.planning.incumbent import SearchInterrupted
@@ -38,6 +39,10 @@ class Evaluator(Protocol):
 
     def estimate(self, pipeline: Pipeline | None) -> RelaxedEstimate | None:
         """Return the relaxed estimate of a pipeline; None if it is not known, or not worth it."""
+        ...
+
+    def bound(self, pipeline: Pipeline | None) -> Cost | None:
+        """Return what the work of a pipeline alone costs, by part; None if that is not known."""
         ...
 
     def is_good_enough(self, candidate: SolvedCandidate) -> bool:

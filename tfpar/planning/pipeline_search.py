@@ -16,6 +16,7 @@ from tfpar.planning.inter_op.placing import GivenPipeline
 from tfpar.planning.inter_op.sensitivity import attach_break_even, attach_idle_times
 from tfpar.planning.inter_op.stopping import Enough, needs_no_stages, reaches_compute_bound
 from tfpar.planning.inter_op.strategy_search import StrategySearch
+from tfpar.planning.inter_op.turning_points import attach_turning_points
 from tfpar.planning.problem import Problem
 from tfpar.planning.request import PlanRequest
 from tfpar.planning.step_search import StepEvaluator, StepSearch
@@ -32,7 +33,7 @@ class PipelineScope:
     Attributes:
         enough: whether a candidate is good enough to search no more stages; None: only the pipeline
             that is given, or none, is planned.
-        why_enough: the message to users on the stages that are not searched; empty: they have not
+        why_enough: the message to users on the stages that are not planned; empty: they have not
             asked for pipelines, and get none.
         strategies: how they are searched, other than by enumeration.
     """
@@ -120,6 +121,7 @@ def search_step(
         with request.progress.at("what would have to change for the runner-up"):
             try:
                 plan = attach_idle_times(result, request.cluster, search.batch_size)
+                plan = attach_turning_points(plan, request.cluster.device.memory_bytes)
                 plan = attach_break_even(plan, result, request, search.batch_size, scope.enough)
             except KeyboardInterrupt:
                 found = functools.partial(plan.with_findings, cut_short=True)
@@ -128,7 +130,7 @@ def search_step(
 
 
 def _warn_of_padding(search: StepSearch, request: PlanRequest) -> None:
-    micro = 1 if request.pipeline is None else request.pipeline.order.num_microbatches
+    micro = 1 if request.pipeline is None else request.pipeline.num_microbatches
     batch_size = search.batch_size
     if batch_size is not None and micro > batch_size and search.step.gradients:
         logger.warning(

@@ -302,8 +302,8 @@ class Problem:
         """
         if pipeline is None:
             return self
-        microbatches, meshes, samples = pipeline.order.num_microbatches, self.meshes, None
-        if pipeline.order.num_actors > 1:
+        microbatches, meshes, samples = pipeline.num_microbatches, self.meshes, None
+        if pipeline.num_actors > 1:
             samples_of_all = (t.shape[0] or 0 for t in self.step.batched if t.shape)
             each = max(samples_of_all, default=0) // microbatches
             even = [m for m in meshes if each and each % m.batch_parts == 0]
@@ -314,7 +314,7 @@ class Problem:
             samples,
             pipeline.kept_part,
             pipeline.batch_statistics,
-            pipeline.order.num_actors,
+            pipeline.num_actors,
         )
         return dataclasses.replace(self, meshes=meshes, batch=batch)
 

@@ -69,7 +69,7 @@ class PlanRequest:
     @property
     def num_actors(self) -> int:
         """Actors of the pipeline."""
-        return 1 if self.pipeline is None else self.pipeline.order.num_actors
+        return 1 if self.pipeline is None else self.pipeline.num_actors
 
     @property
     def min_stages(self) -> int:

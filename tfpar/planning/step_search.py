@@ -33,7 +33,7 @@ from tfpar.planning.inter_op.placing import GivenPipeline
 from tfpar.planning.inter_op.relaxed_estimate import RelaxedEstimate, estimate_relaxed
 from tfpar.planning.inter_op.stage_planner import assign_stages
 from tfpar.planning.inter_op.stages.pipeline_pricing import price_best_schedule
-from tfpar.planning.inter_op.stopping import Enough
+from tfpar.planning.inter_op.stopping import Enough, compute_bound
 from tfpar.planning.memory.memory_errors import check_room
 from tfpar.planning.memory.stages import StagedFit
 from tfpar.planning.meshes import LogicalMesh
@@ -274,6 +274,9 @@ class StepEvaluator:
             except TfparError:  # a layout's search says it
                 return None
 
+    def bound(self, pipeline: Pipeline | None) -> Cost | None:
+        return compute_bound(self._search.problem(self._request), self._request, pipeline)
+
     def is_good_enough(self, candidate: SolvedCandidate) -> bool:
         return self._enough is not None and self._enough(candidate, self._request)
 
@@ -365,8 +368,8 @@ class StepEvaluator:
         cost = None if stages is None else stages.cost
         sent = 0.0 if cost is None else sum(share.sent_bytes for share in cost.stages)
         weights = sum(v.num_bytes for v in problem.step.variables if v.trainable)
-        links = max(1, 2 * (pipeline.order.num_stages - 1))
-        return PlacementWorkload(seconds_on, weights, sent / links, pipeline.order.num_microbatches)
+        links = max(1, 2 * (pipeline.num_stages - 1))
+        return PlacementWorkload(seconds_on, weights, sent / links, pipeline.num_microbatches)
 
     def _asked(
         self, pipeline: Pipeline | None, meshes: tuple[LogicalMesh, ...] = ()
@@ -436,4 +439,4 @@ class _StagedStep:
 
 
 def _has_stages(pipeline: Pipeline | None) -> bool:
-    return pipeline is not None and pipeline.order.num_stages > 1
+    return pipeline is not None and pipeline.num_stages > 1

@@ -29,9 +29,14 @@ class Candidate:
             None: it was not run.
         corrected_s: seconds of a step, as predicted for the cluster that all trials have corrected;
             None: it was not priced there.
-        reason: why it was not priced, or could not be run.
+        reason: why it was not planned, so that its cost is an estimate, if it has one; or why it
+            could not be run.
         links: how many times as fast links would have to be for it to be taken; below 1, slower.
             None where that is not known, or no links are enough.
+        batch: how many times as large the batch would have to be for it to be taken, or how many
+            times fewer the devices; below 1, smaller, or more. None as of links.
+        memory_limit: bytes that a device would have to have for it to be taken: at least, if it
+            stores more than there is, else fewer. None as of links.
         plan: that it would be, where it was found now; not saved.
     """
 
@@ -44,6 +49,8 @@ class Candidate:
     corrected_s: float | None = None
     reason: str = ""
     links: float | None = None
+    batch: float | None = None
+    memory_limit: float | None = None
     plan: Plan | None = dataclasses.field(default=None, compare=False, repr=False)
 
     @classmethod
@@ -90,7 +97,8 @@ class Findings:
         cost: what a step costs on the plan's cluster; None where nothing was priced.
         layouts: the best plan on each other logical mesh that the planner searched, best first.
         baselines: the step on one device, and in data parallelism.
-        rivals: what else `pipeline="auto"` found or passed over, the fastest first.
+        rivals: what else `pipeline="auto"` found, the fastest first; then what it estimated, or
+            found no plan for, with why.
         rentals: its devices, first, and others on which the step was planned, the cheapest first;
             empty where their rent is not known.
         trials: the plans that were run before one was taken, this one first.

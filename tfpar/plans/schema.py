@@ -246,17 +246,23 @@ class RivalEntry(_Part, frozen=True):
     reason: str
     links: AboveZero | None = None
     corrected_s: Amount | UnsetType = UNSET
+    batch: AboveZero | None = None
+    memory_limit: AboveZero | None = None
 
     @classmethod
     def of(cls, rival: Candidate) -> RivalEntry:
         corrected_s = _or_unset(rival.corrected_s)
-        return cls(rival.name, rival.cost, rival.reason, rival.links, corrected_s)
+        turns = rival.batch, rival.memory_limit
+        return cls(rival.name, rival.cost, rival.reason, rival.links, corrected_s, *turns)
 
     def read(self) -> Candidate:
-        rival = Candidate.priced(self.name, self.cost)
-        corrected_s = _or_none(self.corrected_s)
         return dataclasses.replace(
-            rival, reason=self.reason, links=self.links, corrected_s=corrected_s
+            Candidate.priced(self.name, self.cost),
+            reason=self.reason,
+            links=self.links,
+            corrected_s=_or_none(self.corrected_s),
+            batch=self.batch,
+            memory_limit=self.memory_limit,
         )
 
 

@@ -55,11 +55,13 @@ def _cells(candidate: CandidateSummary) -> list[str]:
 def explain_rejection(rival: Candidate, plan: Plan) -> str:
     """Explain why a candidate was rejected, and what would have to change for it to win."""
     assert plan.cost is not None
-    if rival.cost is None:
-        return rival.reason
+    turns = _turning_points(rival, plan)
+    if rival.cost is None or rival.reason:
+        return f"{rival.reason}{turns}"
     limit = math.inf if plan.cluster is None else max(d.memory_bytes for d in plan.cluster.devices)
     if rival.cost.memory_bytes > limit:
-        return f"does not fit: a rank would store {format_bytes(rival.cost.memory_bytes)}"
+        stored = format_bytes(rival.cost.memory_bytes)
+        return f"does not fit: a rank would store {stored}{turns}"
     late = rival.cost.seconds - plan.cost.seconds
     measured = {trial.name: trial.measured_s for trial in plan.findings.trials}
     its = measured.get(rival.name)
@@ -69,11 +71,11 @@ def explain_rejection(rival: Candidate, plan: Plan) -> str:
     if rival.corrected_s is not None and plan.findings.trials:
         return _untried(rival.corrected_s, plan.findings.trials[0].measured_s or 0.0)
     if late <= 0:
-        return f"nearer than predictions can tell, and has more stages{_links(rival.links)}"
+        return f"nearer than predictions can tell, and has more stages{turns}"
     part, seconds = max(_seconds(rival.cost).items(), key=lambda item: item[1])
     slower = f"{format_seconds(late)} slower"
-    if rival.links is not None:
-        return f"{slower}{_links(rival.links)}"
+    if turns:
+        return f"{slower}{turns}"
     if seconds <= late:
         return f"{slower}: no part of it alone makes up for that"
     percent = math.ceil(1000 * late / seconds - 1e-9) / 10
@@ -88,14 +90,30 @@ def _untried(corrected_s: float, best_s: float) -> str:
     return f"not tried: corrected by trials, {format_seconds(late)} slower"
 
 
-def _links(factor: float | None) -> str:
-    """Format the link speed at which a candidate wins, in two digits, rounded away from 1."""
-    if factor is None:
-        return ""
+def _turning_points(rival: Candidate, plan: Plan) -> str:
+    """`; taken if links were 3.5 times faster, or the batch 2 times larger or devices 2 times
+    fewer`."""
+    found = []
+    if rival.links is not None:
+        found.append(f"links were {_times(rival.links, 'faster', 'slower')}")
+    if rival.batch is not None:
+        batch = _times(rival.batch, "larger", "smaller")
+        devices = _times(1 / rival.batch, "more", "fewer")
+        found.append(f"the batch were {batch}, or devices were {devices}")
+    if rival.memory_limit is not None:
+        assert rival.cost is not None, "it is known what it stores"
+        least = rival.cost.memory_bytes >= rival.memory_limit
+        bound = "at least" if least else "less than"
+        found.append(f"a device had {bound} {format_bytes(rival.memory_limit)} of memory")
+    return f"; taken if {', or if '.join(found)}" if found else ""
+
+
+def _times(factor: float, more: str, less: str) -> str:
+    """Format a factor from which a candidate wins, in two digits, rounded away from 1."""
     times = max(factor, 1 / factor)
     unit = 10.0 ** (math.floor(math.log10(times)) - 1)
     times = math.ceil(times / unit - 1e-9) * unit
-    return f"; taken if links were {times:.4g} times {'faster' if factor > 1 else 'slower'}"
+    return f"{times:.4g} times {more if factor > 1 else less}"
 
 
 def _seconds(cost: Cost) -> dict[str, float]:

@@ -20,6 +20,7 @@ __all__ = [
     "FAMILIES",
     "MOST_PASSES",
     "Family",
+    "check_passes",
     "generate",
     "gpipe",
     "interleaved",
@@ -81,13 +82,22 @@ def generate(
     family = FAMILIES[check_choice("schedule", name, FAMILIES)]
     actors, microbatches = integer("actors", actors, 1), integer("microbatches", microbatches, 1)
     virtual_stages = stages_of_each(name, virtual_stages)
-    if actors * virtual_stages * microbatches > MOST_PASSES:
-        raise ArgumentError(
-            f"{actors * virtual_stages:,} stages that run {microbatches:,} microbatches make a "
-            f"schedule that is too long; at most {MOST_PASSES:,} forward passes are possible. Give "
-            f"fewer stages or microbatches."
-        )
+    check_passes(actors * virtual_stages, microbatches)
     return family.rule(actors, microbatches, virtual_stages)
+
+
+def check_passes(stages: int, microbatches: int) -> None:
+    """Check that a schedule of so many stages and microbatches is not too long.
+
+    Raises:
+        ArgumentError: it is; says so.
+    """
+    if stages * microbatches > MOST_PASSES:
+        raise ArgumentError(
+            f"{stages:,} stages that run {microbatches:,} microbatches make a schedule that is too "
+            f"long; at most {MOST_PASSES:,} forward passes are possible. Give fewer stages or "
+            f"microbatches."
+        )
 
 
 def schedules_on(

@@ -1,9 +1,11 @@
 """Enumeration of pipelines: numbers of stages and microbatches, and schedules.
 
 auto3d, §4.1, for stages that take consecutive ranks: the outer loop enumerates degrees, and
-planners find the layouts inside. A layout for the ranks of one stage is the costly part, and the
-same for any number of microbatches. So each number of stages is planned once, and priced, as its
-tasks are simulated, with more and more microbatches as long as these pay.
+planners find the layouts inside. Every number of stages has an estimate, by which all are ranked.
+The fastest are planned, until the estimates of the others say that none of them can win; these are
+kept with what they were estimated to cost. A layout for the ranks of one stage is the costly part,
+and the same for any number of microbatches. So each number of stages is planned once, and priced,
+as its tasks are simulated, with more and more microbatches as long as these pay.
 """
 
 from __future__ import annotations
@@ -14,13 +16,16 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from tfpar.cost.cost import Cost
 from tfpar.pipeline import Pipeline
+from tfpar.pipeline.generators import MOST_PASSES
 from tfpar.planning.candidates import (
     BestSchedule,
     OtherMicrobatches,
     OtherStages,
     Proposal,
     SolvedCandidate,
+    describe_pipeline,
     microbatches_text,
     stages_text,
 )
@@ -43,7 +48,7 @@ from tfpar.spec.mesh import divisors
 from tfpar.spec.quantities import format_bytes
 
 PATIENCE = 2
-"""After how many numbers in a row that are no better the next larger ones are left out."""
+"""After how many numbers of microbatches in a row that are no better no others are priced."""
 
 FILLED = 4
 """Microbatches for each stage that are tried first: the bubble is a quarter of the work then."""
@@ -79,30 +84,33 @@ def numbers_of_stages(mesh: Mesh, least: int = 1) -> tuple[int, ...]:
     return tuple(n for n in divisors(mesh.size) if n >= least)
 
 
-class Deferred(NamedTuple):
-    """A number of stages that is planned once the estimates of others are known.
+class RankedPipeline(NamedTuple):
+    """The pipelines in some number of stages, before any is planned.
 
     Attributes:
-        estimate: that of the best of its pipelines.
-        tries: these pipelines, in the order in which plans are to be found.
+        estimate: that of the best of them.
+        tries: all, in the order in which plans are to be found; the best comes first.
+        is_roomy: its fastest plan fits, and so did those of fewer stages.
     """
 
     estimate: RelaxedEstimate
     tries: Sequence[Pipeline | None]
+    is_roomy: bool
 
 
 class EnumeratePipelines(Placing):
-    """The outer search that tries every number of stages that may pay.
+    """The outer search that ranks every number of stages, and plans those that may be fastest.
 
     It ends with a plan without stages if predictions cannot tell that the fastest is faster
     (`planning.objective.UNCERTAINTY`). A plan that its planner has not priced is taken as it is.
-    Where memory is short, it takes long to find a plan that fits: from the first number of stages
-    on whose fastest plan does not, relaxed estimates come first, until more stages are hardly
-    faster by them than some that fit. Those whose fastest plan fits are planned first; of estimates
-    that predictions cannot tell apart, the fewest stages with room to spare. A number is left out
-    if its estimate, corrected by how much longer than estimated the plans found so far take, could
-    not be told from the best of them; and, once there is a plan, if its fastest plan stores far
-    more than there is.
+    A plan without stages is the first, if it fits; if it is good enough, nothing else is estimated
+    but by its work. Then relaxed estimates of all numbers come before any is planned. Those whose
+    fastest plan fits are planned first, the fastest of them; of estimates that predictions cannot
+    tell apart, the fewest stages with room to spare. A number is left out if its estimate,
+    corrected by how much longer than estimated the plans found so far take, says that it cannot be
+    faster than the best of them, whatever its schedule. Where memory is short, plans that fit take
+    long to find: then a number is left out, too, if its estimate could not be told from the best
+    plan; and, once there is a plan, if its fastest plan stores far more than there is.
 
     Args:
         stages: numbers to choose from, ascending.
@@ -110,7 +118,7 @@ class EnumeratePipelines(Placing):
         memory_limit: bytes that each rank may store; of stages that were priced, their own devices
             say what theirs may.
         ranks: of the job. Microbatches are cut so that those of a stage can share them evenly.
-        why_enough: is said of the stages that are not searched once a candidate is good enough; if
+        why_enough: is said of the stages that are not planned once a candidate is good enough; if
             empty, nothing is.
     """
 
@@ -131,44 +139,29 @@ class EnumeratePipelines(Placing):
         self._cuts = divisors(batch_size or 1)
         self._found: list[SolvedCandidate] = []
         self._lost: list[Candidate] = []
-        self._left: dict[str, list[int]] = {}
         self._errors: dict[int, TfparError] = {}
-        self._deferred: dict[int, Deferred] = {}
+        self._ranked: dict[int, RankedPipeline] = {}
         self._shortfalls: list[float] = []
         self._unpriced: SolvedCandidate | None = None
 
     def proposals(self) -> Iterator[Proposal]:
-        worse, least = 0, math.inf
         for number in self._stages:
             if number > 1 and len(self._cuts) == 1:
-                self._leave(number, _UNCUT)
+                name = stages_text(number)
+                self._lost.append(Candidate(name, reason=f"not searched: {_UNCUT}"))
                 continue
-            if worse == PATIENCE:
-                self._leave(number, "fewer stages were no worse twice in a row")
+            if self._is_enough():
+                self._leave_by_bound(number)
                 continue
-            if self._found and self.evaluator.is_good_enough(min(self._found, key=order_of)):
-                self._leave(number, self._why_enough)
-                continue
-            yield from self._plan_or_defer(number)
+            yield from self._plan_or_rank(number)
             if self._unpriced is not None:
                 return
-            # Estimates have to differ by what predictions can tell. More stages store less: as long
-            # as nothing fits, or what does not would be faster, they are worth a look.
-            margin = UNCERTAINTY if self._deferred else 0.0
-            better = self._expected_s(number) * (1 + margin) < least or math.isinf(least)
-            if better:
-                least = self._fitting_s
-            worse = 0 if better else worse + 1
-        for number, later in self._in_order():
-            expected_s = later.estimate.seconds * self._shortfall
-            if expected_s * (1 + UNCERTAINTY) >= self._best_s:
-                self._leave(number, "by a first estimate it is hardly faster")
-                continue
-            if self._found and later.estimate.memory_fraction > MAX_MEMORY_RATIO:
-                why = f"the fastest plans store more than {MAX_MEMORY_RATIO} times what there is"
-                self._leave(number, why)
-                continue
-            yield from self._plan_deferred(number, later)
+        for number, ranked in self._in_order():
+            why = self._why_not(ranked)
+            if why:
+                self._leave(ranked.tries[0], ranked.estimate.cost, why)
+            else:
+                yield from self._plan_ranked(number, ranked)
         if not self._found:
             raise self._error()
 
@@ -177,11 +170,7 @@ class EnumeratePipelines(Placing):
             return SearchResult(self._unpriced)
         if not self._found:
             return None if self.placed is None else SearchResult(self.placed)
-        left = [
-            Candidate(f"{', '.join(map(str, numbers))} stages", reason=f"not searched: {why}")
-            for why, numbers in self._left.items()
-        ]
-        return choose(self._found, [*self._lost, *left])
+        return choose(self._found, sorted(self._lost, key=lambda one: one.seconds))
 
     @property
     def _best_s(self) -> float:
@@ -189,27 +178,35 @@ class EnumeratePipelines(Placing):
         return min((one.seconds for one in self._found), default=math.inf)
 
     @property
-    def _fitting_s(self) -> float:
-        """Of a step, among the plans that fit, found or estimated: what does not fit is no measure
-        of them."""
-        estimates = (later.estimate for later in self._deferred.values())
-        return min([self._best_s, *(one.seconds for one in estimates if one.fits)])
-
-    def _expected_s(self, number: int) -> float:
-        """Of a step in so many stages, if they are still to be planned; else of the best plan."""
-        later = self._deferred.get(number)
-        return self._best_s if later is None else later.estimate.seconds
-
-    @property
     def _shortfall(self) -> float:
         """Least ratio so far of a step's seconds to their estimate; 1 if there is none."""
         return min(self._shortfalls, default=1.0)
 
-    def _plan_or_defer(self, number: int) -> Iterator[Proposal]:
-        """Find the best plan with so many stages, unless memory is short."""
+    def _is_enough(self) -> bool:
+        """Whether the best plan is so good that no other has to be looked for."""
+        return bool(self._found) and self.evaluator.is_good_enough(min(self._found, key=order_of))
+
+    def _why_not(self, ranked: RankedPipeline) -> str:
+        """Why a plan of these pipelines is not looked for; empty if one is."""
+        estimate = ranked.estimate
+        if self._is_enough():
+            return self._why_enough
+        if ranked.is_roomy:
+            if estimate.filled_seconds * self._shortfall >= self._best_s:
+                return "by this estimate it is not faster in any schedule"
+            return ""
+        if estimate.seconds * self._shortfall * (1 + UNCERTAINTY) >= self._best_s:
+            return "by this estimate it is hardly faster"
+        if self._found and estimate.memory_fraction > MAX_MEMORY_RATIO:
+            return f"the fastest plan stores more than {MAX_MEMORY_RATIO} times what there is"
+        return ""
+
+    def _plan_or_rank(self, number: int) -> Iterator[Proposal]:
+        """Find the best plan with so many stages if it is the first or has no estimate; else
+        estimate it."""
+        is_short = any(not ranked.is_roomy for ranked in self._ranked.values())
         # Where memory is short already, only those that store least.
-        most = LEAST if self._deferred else None
-        tries = _tries(number, self._cuts, self._ranks // number, most)
+        tries = _tries(number, self._cuts, self._ranks // number, LEAST if is_short else None)
         estimates: dict[int, RelaxedEstimate] = {}
         for at, pipeline in enumerate(tries[:1] if number == 1 else tries):
             estimate = self.evaluator.estimate(pipeline)
@@ -222,14 +219,15 @@ class EnumeratePipelines(Placing):
         at = min(estimates, key=lambda at: (not estimates[at].fits, estimates[at].seconds))
         if number > 1:  # alone, recomputing comes before accumulation
             tries = [tries[at], *tries[:at], *tries[at + 1 :]]
-        if estimates[0].fits and not self._deferred:
+        is_roomy = estimates[0].fits and not is_short
+        if is_roomy and number == 1:
             yield from self._plan(number, tries)
         else:
-            self._deferred[number] = Deferred(estimates[at], tries)
+            self._ranked[number] = RankedPipeline(estimates[at], tries, is_roomy)
 
-    def _in_order(self) -> Iterator[tuple[int, Deferred]]:
-        """Yield the deferred numbers of stages in the order in which they are to be planned."""
-        left = dict(self._deferred)
+    def _in_order(self) -> Iterator[tuple[int, RankedPipeline]]:
+        """Yield the ranked numbers of stages in the order in which they are to be planned."""
+        left = dict(self._ranked)
         while left:
             estimates = {number: later.estimate for number, later in left.items()}
             fitting = {number: one for number, one in estimates.items() if one.fits}
@@ -243,10 +241,16 @@ class EnumeratePipelines(Placing):
                 number = next(n for n, one in estimates.items() if one.seconds == least)
             yield number, left.pop(number)
 
-    def _leave(self, number: int, why: str) -> None:
-        """Search no plan in so many stages; `why` is said of it, if anything."""
-        if why:
-            self._left.setdefault(why, []).append(number)
+    def _leave_by_bound(self, number: int) -> None:
+        """Keep what the work of a step in so many stages costs alone, if anything is said of it."""
+        if self._why_enough:
+            pipeline = _tries(number, self._cuts, self._ranks // number)[0]
+            self._leave(pipeline, self.evaluator.bound(pipeline), self._why_enough)
+
+    def _leave(self, pipeline: Pipeline | None, cost: Cost | None, why: str) -> None:
+        """Look for no plan of a pipeline; it is kept with its estimated cost."""
+        one = Candidate.priced(describe_pipeline(pipeline), cost)
+        self._lost.append(dataclasses.replace(one, reason=f"estimated, not planned: {why}"))
 
     def _plan(self, number: int, tries: Sequence[Pipeline | None]) -> Iterator[Proposal]:
         """Find the best plan with so many stages.
@@ -258,7 +262,10 @@ class EnumeratePipelines(Placing):
             first = yield from self._first(tries)
         except (PlanError, ScheduleError, SpecError) as error:
             self._errors[number] = error
-            self._lost.append(Candidate(stages_text(number), reason=reason_of(error)))
+            ranked = self._ranked.get(number)
+            cost = None if ranked is None else ranked.estimate.cost
+            one = Candidate.priced(stages_text(number), cost)
+            self._lost.append(dataclasses.replace(one, reason=reason_of(error)))
             return
         if first.plan.cost is None:
             self._unpriced = first
@@ -270,12 +277,12 @@ class EnumeratePipelines(Placing):
             yield from self._improve(BestSchedule(best))
             yield from self._interleave()
 
-    def _plan_deferred(self, number: int, later: Deferred) -> Iterator[Proposal]:
-        """`_plan` for what was deferred."""
+    def _plan_ranked(self, number: int, ranked: RankedPipeline) -> Iterator[Proposal]:
+        """`_plan` for what has an estimate."""
         count = len(self._found)
-        yield from self._plan(number, later.tries)
-        if len(self._found) > count and later.estimate.seconds:
-            ratio = self._found[-1].seconds / later.estimate.seconds
+        yield from self._plan(number, ranked.tries)
+        if len(self._found) > count and ranked.estimate.seconds:
+            ratio = self._found[-1].seconds / ranked.estimate.seconds
             self._shortfalls.append(min(max(1.0, ratio), SHORT))
 
     def _first(self, tries: Sequence[Pipeline | None]) -> Proposing:
@@ -381,12 +388,13 @@ class EnumeratePipelines(Placing):
         """Microbatches for so many stages: enough to fill them."""
         if number == 1:
             return self._cuts[1:]
-        return [m for m in self._cuts[1:] if number <= 2 * m <= 2 * MOST * number]
+        few = _possible(self._cuts, number)
+        return [m for m in few if m > 1 and number <= 2 * m <= 2 * MOST * number]
 
 
 def _microbatches_text(pipeline: Pipeline) -> str:
     again = ", recomputed" if pipeline.recompute else ""
-    return f"{microbatches_text(pipeline.order.num_microbatches)}{again}"
+    return f"{microbatches_text(pipeline.num_microbatches)}{again}"
 
 
 def _check_work(plan: Plan) -> None:
@@ -410,18 +418,24 @@ def _tries(
     """
     if number == 1:
         return list(dict.fromkeys([None, Pipeline(microbatches=cuts[-1])]))
-    filled = [_even(cuts, f * number, size) for f in (FILLED, FILLED * 2, MOST)]
+    few = _possible(cuts, number)
+    filled = [_even(few, f * number, size, cuts[-1]) for f in (FILLED, FILLED * 2, MOST)]
     ways = list(dict.fromkeys([*((m, False) for m in filled), (filled[-1], True)]))
     return [Pipeline(number, m, recompute=again) for m, again in ways[-(most or len(ways)) :]]
 
 
-def _even(cuts: Sequence[int], most: int, size: int) -> int:
+def _possible(cuts: Sequence[int], number: int) -> list[int]:
+    """The numbers of microbatches that so many stages can run in a schedule."""
+    return [m for m in cuts if m * number <= MOST_PASSES]
+
+
+def _even(cuts: Sequence[int], most: int, size: int, samples: int) -> int:
     """Choose a number of microbatches, `most` or up to half as many, whose samples most ranks of a
     stage can share evenly; of one, stages would work one after the other."""
-    several = cuts[1:]
+    several = [m for m in cuts if m > 1] or cuts
     near = [m for m in several if most < 2 * m <= 2 * most]
     near = near or [max((m for m in several if m <= most), default=several[0])]
-    return max(near, key=lambda m: (math.gcd(size, cuts[-1] // m), m))
+    return max(near, key=lambda m: (math.gcd(size, samples // m), m))
 
 
 def _interleaved(plan: Plan) -> Iterator[Pipeline]:

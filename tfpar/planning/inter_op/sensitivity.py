@@ -144,6 +144,9 @@ class LinkFactorEvaluator:
     def estimate(self, pipeline: Pipeline | None) -> RelaxedEstimate | None:
         return None
 
+    def bound(self, pipeline: Pipeline | None) -> Cost | None:
+        return None
+
     def is_good_enough(self, candidate: SolvedCandidate) -> bool:
         return self._enough(candidate, self._request)  # compute is the same with other links
 
@@ -156,7 +159,7 @@ class LinkFactorEvaluator:
         return []
 
     def _planned(self, pipeline: Pipeline) -> SolvedCandidate:
-        step = self._steps[pipeline.order.num_actors]
+        step = self._steps[pipeline.num_actors]
         plan = step.price(pipeline, self.cluster)
         if plan is None:
             raise PlanError("It cannot run so.")

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tfpar.cluster.description import Cluster, Device
+from tfpar.cost.cost import Cost
+from tfpar.pipeline import Pipeline
 from tfpar.planning.candidates import SolvedCandidate
 from tfpar.planning.completion import cost_on_one_device
 from tfpar.planning.folding.folded_model import folded_model
 from tfpar.planning.inter_op.enumerate_pipelines import numbers_of_stages
 from tfpar.planning.intra_op.gain import LEAST_SECONDS, rhino_seconds
+from tfpar.planning.memory.memory_errors import LeastMemory
 from tfpar.planning.objective import UNCERTAINTY
 from tfpar.planning.problem import Problem
 from tfpar.planning.request import PlanRequest
@@ -34,6 +37,39 @@ def compute_bound_seconds(problem: Problem, request: PlanRequest) -> float:
     """Lower bound of a step's seconds: each rank computes as much as it is fast, and none waits for
     another."""
     return shared_seconds(single_device_seconds(problem, request, request.cluster))
+
+
+def compute_bound(problem: Problem, request: PlanRequest, pipeline: Pipeline | None) -> Cost:
+    """Return what a pipeline costs at least: its work, spread evenly over all ranks by their
+    speeds, the bubble of one that takes no turns, and what all ranks store together, spread so.
+
+    Args:
+        problem: of all ranks.
+    """
+    alone = cost_on_one_device(problem, request.cluster.part([0]))
+    least = LeastMemory.of(problem)
+    computed, size = sum(alone.compute_s), request.mesh.size
+    seconds = compute_bound_seconds(problem, request)
+    forward, backward, update = (
+        seconds / computed * s if computed else 0.0 for s in alone.compute_s
+    )
+    bubble = 0.0
+    if pipeline is not None:
+        fill = (pipeline.num_stages - 1) / pipeline.num_microbatches
+        bubble = (forward + backward) * fill
+    nothing = (0.0, 0.0, 0.0)
+    return Cost(
+        seconds + bubble,
+        (forward, backward, update),
+        nothing,
+        0.0,
+        0.0,
+        1,
+        weight_bytes=least.weight_bytes / size,
+        state_bytes=least.state_bytes / size,
+        gradient_bytes=least.gradient_bytes / size,
+        bubble_s=bubble,
+    )
 
 
 def single_device_seconds(problem: Problem, request: PlanRequest, cluster: Cluster) -> list[float]:

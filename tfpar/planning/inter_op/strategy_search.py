@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from tfpar.cluster.description import Cluster, Device
 from tfpar.constraints.stages import least_stages
+from tfpar.cost.cost import Cost
 from tfpar.pipeline import AUTO, Pipeline
 from tfpar.planning.candidates import (
     BestSchedule,
@@ -33,6 +34,7 @@ from tfpar.planning.inter_op.three_d.from_step import LaidOut, step_table
 from tfpar.planning.inter_op.three_d.problem import StrategyProblem
 from tfpar.planning.inter_op.three_d.searches import Ranked, best_of_kinds, ranked_strategies
 from tfpar.planning.inter_op.three_d.strategy import Strategy3D
+from tfpar.planning.inter_op.three_d.strategy_cost import strategy_cost
 from tfpar.planning.memory.relayout import fastest_plan
 from tfpar.planning.meshes import LogicalMesh
 from tfpar.planning.request import PlanRequest
@@ -69,12 +71,14 @@ class StrategyPipeline(NamedTuple):
         ranks: of its actors; none: all in their order.
         meshes: the logical meshes of a stage to choose from; none: all.
         seconds: of a step by the table; infinite if that was not asked, or says little.
+        cost: the same by part; None if that was not asked.
     """
 
     pipeline: Pipeline | None
     ranks: Order = ()
     meshes: tuple[LogicalMesh, ...] = ()
     seconds: float = math.inf
+    cost: Cost | None = None
 
 
 class StrategySearch(Placing):
@@ -114,9 +118,9 @@ class StrategySearch(Placing):
         except PlanError as error:
             self._lose("strategies with stages", error)
 
-    def _lose(self, name: str, error: TfparError) -> None:
+    def _lose(self, name: str, error: TfparError, cost: Cost | None = None) -> None:
         self._errors.append(error)
-        self._lost.append(Candidate(name, reason=reason_of(error)))
+        self._lost.append(_lost(name, cost, reason_of(error)))
 
     def _plan(self, one: StrategyPipeline) -> Iterator[Proposal]:
         """Plan and price a strategy, unless the table says that it is far from the best so far.
@@ -127,12 +131,12 @@ class StrategySearch(Placing):
         best_s = min((found.seconds for found in self._found), default=math.inf)
         if MAX_TABLE_RATIO * best_s < one.seconds < math.inf:
             why = f"not planned: by its layers a step takes {format_seconds(one.seconds)}"
-            self._lost.append(Candidate(_name(one), reason=why))
+            self._lost.append(_lost(_name(one), one.cost, why))
             return
         try:
             candidate = yield from self.place(one.pipeline, one.ranks, one.meshes)
         except (PlanError, ScheduleError, SpecError) as error:
-            self._lose(_name(one), error)
+            self._lose(_name(one), error, one.cost)
             return
         if candidate.plan.cost is None:
             raise PlanError(
@@ -223,7 +227,8 @@ def propose(
             progress=request.progress.priced,
         )
     for one in _finalists(ranked, batch_size):
-        yield _pipeline_of(one, plans, batch_size)
+        found = _pipeline_of(one, plans, batch_size)
+        yield found._replace(cost=strategy_cost(model, one.strategy))
 
 
 def _finalists(ranked: Sequence[Ranked], batch_size: int) -> list[Ranked]:
@@ -297,6 +302,11 @@ def _with_names(cluster: Cluster) -> Cluster:
         for node in cluster.nodes
     )
     return dataclasses.replace(cluster, nodes=nodes)
+
+
+def _lost(name: str, cost: Cost | None, why: str) -> Candidate:
+    """A strategy without a plan, with what it costs by the table."""
+    return dataclasses.replace(Candidate.priced(name, cost), reason=why)
 
 
 def _name(one: StrategyPipeline) -> str:

@@ -41,7 +41,7 @@ def apply_schedule(plan: Plan, pipeline: Pipeline, problem: Problem) -> Plan:
     Raises:
         ScheduleError: no schedule by name runs its stages so.
     """
-    micro = pipeline.order.num_microbatches
+    micro = pipeline.num_microbatches
     if plan.stages is None:
         return dataclasses.replace(
             plan,

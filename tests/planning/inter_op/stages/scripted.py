@@ -54,6 +54,9 @@ class ScriptedEvaluator:
     def estimate(self, pipeline: Pipeline | None) -> RelaxedEstimate | None:
         return self.promised(pipeline)
 
+    def bound(self, pipeline: Pipeline | None) -> Cost:
+        return estimated(0.5, 1.0).cost
+
     def is_good_enough(self, candidate: SolvedCandidate) -> bool:
         return self.enough(candidate.plan)
 
@@ -62,6 +65,14 @@ class ScriptedEvaluator:
 
     def rank_orders(self, pipeline, given):
         return []
+
+
+def estimated(seconds: float, memory_fraction: float, bubble_s: float = 0.0) -> RelaxedEstimate:
+    """An estimate of a step that waits so long for other stages, and else computes."""
+    nothing = (0.0, 0.0, 0.0)
+    computed = (seconds - bubble_s, 0.0, 0.0)
+    cost = Cost(seconds, computed, nothing, 0.0, 0.0, 1, memory_fraction, bubble_s=bubble_s)
+    return RelaxedEstimate(cost, memory_fraction)
 
 
 def choose_pipeline(

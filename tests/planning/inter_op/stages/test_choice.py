@@ -16,6 +16,7 @@ from tests.planning.inter_op.stages.scripted import (
     ScriptedEvaluator,
     bubble,
     choose_pipeline,
+    estimated,
 )
 from tfpar.pipeline import Pipeline
 from tfpar.planning.candidates import (
@@ -70,16 +71,30 @@ def test_more_stages_are_not_searched_where_the_work_alone_takes_as_long():
     costs = Costs(lambda stages, micro, again: 1.0, enough=1.0)
     plan = costs.choose()
     assert costs.searched == [1] and plan.stages is None
-    (rival,) = plan.findings.rivals
-    assert rival.name == "2, 4, 8 stages" and rival.reason == "not searched: it is fast enough"
+    rivals = plan.findings.rivals
+    assert [r.name.split(",")[0] for r in rivals] == ["2 stages", "4 stages", "8 stages"]
+    assert all(r.reason == "estimated, not planned: it is fast enough" for r in rivals)
+    assert [r.cost.seconds for r in rivals] == [0.5, 0.5, 0.5], "their work alone"
 
 
-def test_two_numbers_of_stages_in_a_row_that_are_no_better_end_the_search():
-    costs = Costs(lambda stages, micro, again: float(stages))
-    plan = costs.choose(stages=(1, 2, 4, 8))
-    assert plan.stages is None and costs.searched == [1, 2, 4]
+def test_numbers_of_stages_that_are_no_better_end_no_search():
+    costs = Costs(lambda stages, micro, again: {1: 2.0, 2: 3.0, 4: 4.0, 8: 1.0}[stages])
+    assert costs.choose(stages=(1, 2, 4, 8)).stages.num_stages == 8
+
+
+def test_stages_that_no_schedule_would_make_faster_are_kept_as_estimated():
+    costs = Costs(lambda stages, micro, again: {1: 2.0, 2: 2.5, 4: 3.0, 8: 1.5}[stages])
+    promises = {
+        1: estimated(2.0, 0.5),
+        2: estimated(2.3, 0.5, bubble_s=0.2),
+        4: estimated(2.3, 0.5, bubble_s=0.9),
+        8: estimated(1.5, 0.5, bubble_s=0.1),
+    }
+    plan = choose_pipeline((1, 2, 4, 8), BATCH, promising(costs, promises, []), math.inf, MESH.size)
+    assert costs.searched == [1, 8, 4], "the fastest by its estimate first"
     left = plan.findings.rivals[-1]
-    assert left.name == "8 stages" and left.reason.startswith("not searched: fewer stages were")
+    assert left.name.startswith("2 stages, ") and "not faster in any schedule" in left.reason
+    assert left.cost == promises[2].cost
 
 
 def test_what_does_not_fit_is_cut_in_microbatches_or_computed_again():
@@ -226,11 +241,11 @@ def promising(costs: Costs, promises: dict[int, RelaxedEstimate], asked: list) -
 def test_stages_whose_fastest_plan_does_not_fit_come_last_the_most_promising_first():
     costs = Costs(lambda stages, micro, again: {1: 9.0, 2: 6.0, 4: 5.0, 8: 7.0}[stages])
     promises = {
-        1: RelaxedEstimate(3.0, 2.0),
-        2: RelaxedEstimate(2.9, 2.0),
-        4: RelaxedEstimate(1.0, 2.0),
+        1: estimated(3.0, 2.0),
+        2: estimated(2.9, 2.0),
+        4: estimated(1.0, 2.0),
     }
-    promises[8] = RelaxedEstimate(0.5, 0.5)
+    promises[8] = estimated(0.5, 0.5)
     plan = choose_pipeline((1, 2, 4, 8), BATCH, promising(costs, promises, []), math.inf, MESH.size)
     assert costs.searched == [8, 4, 2, 1] and plan.stages.num_stages == 4
 
@@ -238,30 +253,31 @@ def test_stages_whose_fastest_plan_does_not_fit_come_last_the_most_promising_fir
 def test_stages_that_promise_nothing_better_are_not_searched():
     costs = Costs(lambda stages, micro, again: 2.0)
     promises = {
-        1: RelaxedEstimate(2.5, 2.0),
-        2: RelaxedEstimate(1.0, 2.0),
-        4: RelaxedEstimate(2.1, 2.0),
+        1: estimated(2.5, 2.0),
+        2: estimated(1.0, 2.0),
+        4: estimated(2.1, 2.0),
     }
     plan = choose_pipeline((1, 2, 4), BATCH, promising(costs, promises, []), math.inf, MESH.size)
     assert costs.searched == [2] and plan.stages.num_stages == 2
-    (left,) = (rival for rival in plan.findings.rivals if rival.cost is None)
-    assert left.name == "4, 1 stages" or left.name == "1, 4 stages"
-    assert "it is hardly faster" in left.reason
+    left = {rival.name.split(",")[0]: rival for rival in plan.findings.rivals}
+    assert set(left) == {"no stages", "4 stages"}
+    assert all("it is hardly faster" in rival.reason for rival in left.values())
+    assert left["4 stages"].cost == promises[4].cost
 
 
 def test_stages_whose_plan_fits_come_before_faster_ones_that_are_then_left_if_hardly_better():
     costs = Costs(lambda stages, micro, again: 2.0)
     promises = {
-        1: RelaxedEstimate(9.0, 2.0),
-        2: RelaxedEstimate(1.85, 2.0),
-        4: RelaxedEstimate(1.9, 0.5),
+        1: estimated(9.0, 2.0),
+        2: estimated(1.85, 2.0),
+        4: estimated(1.9, 0.5),
     }
     plan = choose_pipeline((1, 2, 4), BATCH, promising(costs, promises, []), math.inf, MESH.size)
     assert costs.searched == [4] and plan.stages.num_stages == 4
-    promises[2] = RelaxedEstimate(1.8, 2.0)  # falls short of it as the other one did
+    promises[2] = estimated(1.8, 2.0)  # falls short of it as the other one did
     choose_pipeline((1, 2, 4), BATCH, promising(costs, promises, []), math.inf, MESH.size)
     assert costs.searched == [4, 4]
-    promises[2] = RelaxedEstimate(1.7, 2.0)  # more than a tenth faster
+    promises[2] = estimated(1.7, 2.0)  # more than a tenth faster
     choose_pipeline((1, 2, 4), BATCH, promising(costs, promises, []), math.inf, MESH.size)
     assert costs.searched == [4, 4, 4, 2]
 
@@ -269,48 +285,51 @@ def test_stages_whose_plan_fits_come_before_faster_ones_that_are_then_left_if_ha
 def test_as_long_as_nothing_fits_more_stages_are_looked_at_however_slow():
     costs, asked = Costs(lambda stages, micro, again: float(stages)), []
     promises = {
-        1: RelaxedEstimate(1.0, 9.0),
-        2: RelaxedEstimate(2.0, 5.0),
-        4: RelaxedEstimate(4.0, 3.0),
+        1: estimated(1.0, 9.0),
+        2: estimated(2.0, 5.0),
+        4: estimated(4.0, 3.0),
     }
-    promises[8] = RelaxedEstimate(8.0, 0.5)
+    promises[8] = estimated(8.0, 0.5)
     plan = choose_pipeline(
         (1, 2, 4, 8), BATCH, promising(costs, promises, asked), math.inf, MESH.size
     )
     assert asked[-1].order.num_stages == 8 and costs.searched == [8]
     assert plan.stages.num_stages == 8
-    (left,) = (rival for rival in plan.findings.rivals if rival.cost is None)
-    assert left.name == "1, 2, 4 stages" and "more than 2 times what there is" in left.reason
+    left = {rival.name.split(",")[0]: rival for rival in plan.findings.rivals}
+    assert list(left) == ["no stages", "2 stages", "4 stages"], (
+        "the fastest by their estimates first"
+    )
+    assert all("more than 2 times what there is" in rival.reason for rival in left.values())
 
 
 def test_a_fast_plan_that_does_not_fit_is_no_reason_to_look_at_no_more_stages():
     costs = Costs(lambda stages, micro, again: 3.0)
     promises = {
-        1: RelaxedEstimate(1.0, 9.0),
-        2: RelaxedEstimate(3.0, 0.9),
-        4: RelaxedEstimate(2.8, 0.9),
+        1: estimated(1.0, 9.0),
+        2: estimated(3.0, 0.9),
+        4: estimated(2.8, 0.9),
     }
-    promises[8] = RelaxedEstimate(2.8, 0.5)
+    promises[8] = estimated(2.8, 0.5)
     choose_pipeline((1, 2, 4, 8), BATCH, promising(costs, promises, []), math.inf, MESH.size)
     assert costs.searched == [8], "the first with room to spare, of those that promise as much"
 
 
-@pytest.mark.parametrize(("second", "searched"), [(1.0, [1, 8]), (2.0, [1])])
-def test_more_stages_are_looked_at_where_what_does_not_fit_would_be_faster(second, searched):
+@pytest.mark.parametrize("second", [1.0, 2.0])
+def test_all_stages_are_ranked_however_slow_those_are_that_do_not_fit(second):
     costs = Costs(lambda stages, micro, again: {1: 2.0, 8: 0.9}[stages])
     promises = {
-        1: RelaxedEstimate(2.0, 0.5),
-        2: RelaxedEstimate(second, 3.0),
-        4: RelaxedEstimate(second, 3.0),
+        1: estimated(2.0, 0.5),
+        2: estimated(second, 3.0),
+        4: estimated(second, 3.0),
     }
-    promises[8] = RelaxedEstimate(0.9, 0.5)
+    promises[8] = estimated(0.9, 0.5)
     choose_pipeline((1, 2, 4, 8), BATCH, promising(costs, promises, []), math.inf, MESH.size)
-    assert costs.searched == searched
+    assert costs.searched == [1, 8]
 
 
 def test_stages_that_would_have_to_store_far_less_are_searched_where_no_others_fit():
     costs = Costs(lambda stages, micro, again: float(stages))
-    promises = {1: RelaxedEstimate(1.0, 9.0), 2: RelaxedEstimate(2.0, 5.0)}
+    promises = {1: estimated(1.0, 9.0), 2: estimated(2.0, 5.0)}
     plan = choose_pipeline((1, 2), BATCH, promising(costs, promises, []), math.inf, MESH.size)
     assert costs.searched == [1] and plan.stages is None, "and then no others"
 
@@ -365,11 +384,11 @@ def test_other_microbatches_are_those_that_ranks_share_as_evenly(batch, tried):
 def test_of_promises_that_are_alike_the_fewest_stages_with_enough_room_come_first():
     costs = Costs(lambda stages, micro, again: 2.0)
     promises = {
-        1: RelaxedEstimate(9.0, 2.0),
-        2: RelaxedEstimate(1.95, 0.9),
-        4: RelaxedEstimate(2.0, 0.6),
+        1: estimated(9.0, 2.0),
+        2: estimated(1.95, 0.9),
+        4: estimated(2.0, 0.6),
     }
-    promises[8] = RelaxedEstimate(1.9, 0.4)
+    promises[8] = estimated(1.9, 0.4)
     choose_pipeline((1, 2, 4, 8), BATCH, promising(costs, promises, []), math.inf, MESH.size)
     assert costs.searched == [4]
 
@@ -377,11 +396,11 @@ def test_of_promises_that_are_alike_the_fewest_stages_with_enough_room_come_firs
 def test_of_promises_that_are_alike_without_much_room_the_one_with_most_comes_first():
     costs = Costs(lambda stages, micro, again: 2.0)
     promises = {
-        1: RelaxedEstimate(9.0, 2.0),
-        2: RelaxedEstimate(1.95, 0.8),
-        4: RelaxedEstimate(1.9, 0.9),
+        1: estimated(9.0, 2.0),
+        2: estimated(1.95, 0.8),
+        4: estimated(1.9, 0.9),
     }
-    promises[8] = RelaxedEstimate(1.0, 2.0)
+    promises[8] = estimated(1.0, 2.0)
     choose_pipeline((1, 2, 4, 8), BATCH, promising(costs, promises, []), math.inf, MESH.size)
     assert costs.searched == [2, 8]
 
@@ -391,9 +410,7 @@ def test_a_plan_is_searched_first_with_microbatches_with_which_one_fits():
 
     def promised(pipeline: Pipeline | None) -> RelaxedEstimate:
         asked.append(pipeline)
-        return RelaxedEstimate(
-            1.0, 0.5 if pipeline and pipeline.order.num_microbatches == 16 else 2.0
-        )
+        return estimated(1.0, 0.5 if pipeline and pipeline.order.num_microbatches == 16 else 2.0)
 
     def planned(pipeline: Pipeline | None) -> Plan:
         first.append(pipeline.order.num_microbatches)
@@ -412,14 +429,14 @@ def test_alone_recomputing_comes_before_accumulation():
         tried.append((stages, micro, again))
         return 1.0
 
-    promises = {1: RelaxedEstimate(1.0, 2.0), 2: RelaxedEstimate(2.0, 2.0)}
+    promises = {1: estimated(1.0, 2.0), 2: estimated(2.0, 2.0)}
     choose_pipeline((1, 2), BATCH, promising(Costs(seconds), promises, []), math.inf, MESH.size)
     assert tried[0] == (1, 1, False)
 
 
 def test_an_interruption_among_the_last_keeps_what_was_found():
     costs = Costs(bubble)
-    evaluator = promising(costs, {1: RelaxedEstimate(0.6, 2.0), 2: RelaxedEstimate(1.0, 0.5)}, [])
+    evaluator = promising(costs, {1: estimated(0.6, 2.0), 2: estimated(1.0, 0.5)}, [])
 
     def planned(pipeline):
         if pipeline is None:

@@ -13,6 +13,7 @@ from tfpar.planning.inter_op.three_d.cost_table import LayerCostTable
 from tfpar.planning.inter_op.three_d.memory import fits, stored_bytes
 from tfpar.planning.inter_op.three_d.problem import StrategyProblem
 from tfpar.planning.inter_op.three_d.strategy import MemoryOptions, Strategy3D
+from tfpar.planning.inter_op.three_d.strategy_cost import strategy_cost
 from tfpar.spec import ArgumentError, PlanError
 
 ALIKE = {"fast": 1.0}
@@ -46,6 +47,19 @@ def test_tensor_ranks_sum_in_both_passes():
     forward, summing = 2 * 1 / 2, 2 * 1 / 2 * 2 * 50 / 100
     own = 3 * forward + 2 * summing
     assert simulate_strategy(given, found).seconds == pytest.approx((8 + 1) * own)
+
+
+def test_the_parts_of_a_strategy_are_those_of_its_busiest_actor():
+    given, found = model(reduced_bytes=50.0), Strategy3D(1, 2, 1, (2, 2))
+    cost = strategy_cost(given, found)
+    assert cost.compute_s[:2] == pytest.approx((8 * 2 / 2, 8 * 2 / 2 * 2))
+    exchanged = 8 * 2 * 2 * 1 / 2 * 50 / 100
+    assert cost.communication_s[:2] == pytest.approx((exchanged, exchanged))
+    assert cost.seconds == pytest.approx(simulate_strategy(given, found).seconds)
+    parts = sum(cost.compute_s) + sum(cost.communication_s) + cost.exposed_s + cost.bubble_s
+    assert parts == pytest.approx(cost.seconds)
+    assert cost.bubble_s == pytest.approx(2 * (3 / 2 + 2 * 1 / 2)), "of one microbatch"
+    assert cost.memory_bytes == pytest.approx(max(stored_bytes(given, found)))
 
 
 def test_tensor_ranks_are_best_within_a_machine():

@@ -95,10 +95,28 @@ def sync_seconds(
     else:
         found = exchange_seconds(packed(e for c in costs for e in c.sums), sizes, part)
     found += exchange_seconds(packed(e for c in costs for e in c.gathers), sizes, part)
-    names = {cluster.devices[rank].name for rank in strategy.stage(stage)}
-    return found + sum(
+    return found + update_seconds(model, strategy, stage)
+
+
+def update_seconds(model: StrategyProblem, strategy: Strategy3D, stage: int) -> float:
+    """Return what the slowest rank of a stage computes of the update."""
+    costs = [model.table.cost_of(layer, strategy.layout) for layer in strategy.runs[stage]]
+    names = {model.cluster.devices[rank].name for rank in strategy.stage(stage)}
+    return sum(
         max(cost.update_s.get(name, 0.0) for name in names) for cost in costs if cost.update_s
     )
+
+
+def computed_passes(model: StrategyProblem, strategy: Strategy3D, stage: int) -> Passes:
+    """Return what the slowest rank of a stage computes of a microbatch, both passes apart."""
+    counts = collections.Counter(model.table.layers[layer] for layer in strategy.runs[stage])
+    names = {model.cluster.devices[rank].name for rank in strategy.stage(stage)}
+    forward = backward = 0.0
+    for kind, count in counts.items():
+        slowest = _computed(model, strategy, kind, names, max)
+        forward += count * slowest.forward
+        backward += count * slowest.backward
+    return Passes(forward, backward + (forward if strategy.memory.recompute else 0.0))
 
 
 def _exposed_seconds(

@@ -1,0 +1,74 @@
+"""The cost of a strategy by part, as a table of layers says it: what is said of strategies that are
+not planned."""
+
+from __future__ import annotations
+
+from tfpar.cost.cost import Cost
+from tfpar.planning.inter_op.three_d.cost_model import simulate_strategy
+from tfpar.planning.inter_op.three_d.memory import stored_bytes
+from tfpar.planning.inter_op.three_d.problem import StrategyProblem
+from tfpar.planning.inter_op.three_d.strategy import Strategy3D
+from tfpar.planning.inter_op.three_d.time_terms import (
+    computed_passes,
+    passes_of_copies,
+    sync_seconds,
+    update_seconds,
+)
+
+
+def strategy_cost(model: StrategyProblem, strategy: Strategy3D) -> Cost:
+    """Return what a step costs on the ranks of the actor that works most, and what a rank stores
+    on that which stores most.
+
+    What it waits for other stages, and for what they send, is all in `bubble_s`.
+
+    Raises:
+        PlanError: the table has no times for the strategy, or it does not fit the model.
+    """
+    seconds = simulate_strategy(model, strategy).seconds
+    found = max((_of_actor(model, strategy, a) for a in range(strategy.actors)), key=_busy)
+    stored = stored_bytes(model, strategy)
+    fullest = max(range(strategy.actors), key=stored.__getitem__)
+    layers = (layer for stage in strategy.stages_of(fullest) for layer in strategy.runs[stage])
+    fixed = sum(model.table.cost_of(layer, strategy.layout).fixed_bytes for layer in layers)
+    compute, exchanged, exposed = found
+    return Cost(
+        seconds,
+        compute,
+        exchanged,
+        gradients_s=exposed,
+        exposed_s=exposed,
+        bucket_bytes=1,
+        state_bytes=fixed,
+        live_bytes=stored[fullest] - fixed,
+        bubble_s=max(0.0, seconds - _busy(found)),
+    )
+
+
+_Times = tuple[float, float, float]
+
+
+def _of_actor(
+    model: StrategyProblem, strategy: Strategy3D, actor: int
+) -> tuple[_Times, _Times, float]:
+    """Seconds that an actor computes, by phase, that it exchanges, and that sums of gradients are
+    waited for."""
+    count = max(model.microbatches(strategy))
+    forward = backward = update = sent_forward = sent_backward = exposed = 0.0
+    for stage in strategy.stages_of(actor):
+        run = strategy.runs[stage]
+        own = computed_passes(model, strategy, stage)
+        copies = passes_of_copies(model, model.cluster, strategy, stage, run)
+        forward += count * own.forward
+        backward += count * own.backward
+        sent_forward += count * max(0.0, max(p.forward for p in copies) - own.forward)
+        sent_backward += count * max(0.0, max(p.backward for p in copies) - own.backward)
+        updating = update_seconds(model, strategy, stage)
+        update += updating
+        exposed += sync_seconds(model, model.cluster, strategy, stage) - updating
+    return (forward, backward, update), (sent_forward, sent_backward, 0.0), exposed
+
+
+def _busy(found: tuple[_Times, _Times, float]) -> float:
+    compute, exchanged, exposed = found
+    return sum(compute) + sum(exchanged) + exposed
