@@ -280,7 +280,7 @@ def test_a_pipeline_can_be_asked_for(folder, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--stages 3 --microbatches 2", "The mesh data=2 cannot be divided into 3 parts"),
+        ("--stages 3 --microbatches 2", "its stages on 3 sets of ranks; the mesh has 2"),
         ("--stages 2", "A pipeline needs --microbatches"),
         ("--schedule gpipe", "A pipeline needs --microbatches"),
         ("--stages auto --schedule gpipe", "--stages auto finds microbatches and schedule itself"),

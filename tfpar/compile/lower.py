@@ -18,6 +18,7 @@ from tfpar.compile.local.rank_dependence import find_rank_dependent_axes
 from tfpar.compile.local.stage_split import (
     PipelineLowering,
     WrittenStep,
+    find_torn_arrivals,
     send_in_slices,
     split_stages,
     write_in_stages,
@@ -31,7 +32,7 @@ from tfpar.ir.roles import Roles, find_widened_tensors
 from tfpar.ir.step import StepGraph
 from tfpar.pipeline.statistics import BatchStatisticsOf
 from tfpar.propagation.engine import propagate
-from tfpar.propagation.partitioned_graph import Anchors, PartitionedGraph
+from tfpar.propagation.partitioned_graph import Anchors, OpPlan, PartitionedGraph
 from tfpar.propagation.prepared_graph import PreparedGraph
 from tfpar.spec import Mesh, UnevenMesh, replicated_spec
 
@@ -127,15 +128,13 @@ def compile_step(
         CompilerError: the order of two effects was lost.
     """
     prepared = prepared if prepared is not None else prepare_step(step)
-    first = _written_in_layout(step, options, prepared, observe)
+    layouts = [ActorLayout(options.mesh, options.anchors), *options.others]
+    first, *others = _written_in_layouts(step, options, layouts, prepared, observe)
     partitioned, local = first.partitioned, first.step.program
     allowed = races(partitioned.graph)
     programs = ProgramSet.of(local)
     if options.stages is not None:
-        written = [first.step]
-        for other in options.others:
-            apart = dataclasses.replace(options, mesh=other.mesh, anchors=other.anchors)
-            written.append(_written_in_layout(step, apart, prepared, observe).step)
+        written = [first.step, *(other.step for other in others)]
         numbers = options.stages.layouts or [0] * options.stages.schedule.num_actors
         of_actors = [written[number] for number in numbers]
         programs = split_stages(of_actors, options.stages.schedule, options.stages.ranks)
@@ -157,6 +156,33 @@ class _Written(NamedTuple):
 
     partitioned: PartitionedGraph
     step: WrittenStep
+
+
+def _written_in_layouts(
+    step: StepGraph,
+    options: CompileOptions,
+    layouts: Sequence[ActorLayout],
+    prepared: PreparedGraph,
+    observe: Observer,
+) -> list[_Written]:
+    """The program of every rank in each layout.
+
+    Where one layout cuts a tensor in other microbatches than another, so that what one stage makes
+    in a microbatch is not what another reads in it, all ranks get all of the tensor.
+    """
+    pinned: set[str] = set()
+    while True:
+        written = []
+        for layout in layouts:
+            whole = replicated_spec(layout.mesh.num_axes)
+            fixed = {name: OpPlan((whole,), (whole,), (whole,)) for name in pinned}
+            anchors = dataclasses.replace(layout.anchors, ops={**layout.anchors.ops, **fixed})
+            own = dataclasses.replace(options, mesh=layout.mesh, anchors=anchors)
+            written.append(_written_in_layout(step, own, prepared, observe))
+        torn = find_torn_arrivals([each.step for each in written], options.stages)
+        if torn <= pinned:
+            return written
+        pinned |= torn
 
 
 def _written_in_layout(

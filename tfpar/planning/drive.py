@@ -20,6 +20,7 @@ from tfpar.cost.cost import Cost
 from tfpar.pipeline import Pipeline
 from tfpar.planning.candidates import Order, Proposal, SolvedCandidate
 from tfpar.planning.incumbent import SearchInterrupted
+from tfpar.planning.inter_op.machine_order import Groups
 from tfpar.planning.inter_op.relaxed_estimate import RelaxedEstimate
 from tfpar.spec import PlanError, ScheduleError, SpecError, TfparError
 
@@ -61,6 +62,11 @@ class Evaluator(Protocol):
         Args:
             given: the candidate for the given order; None if none fits.
         """
+        ...
+
+    def unlike_groups(self, given: SolvedCandidate) -> Sequence[Groups]:
+        """Return ways to share out ranks among actors in unlike numbers that may be faster than a
+        candidate, the most promising first."""
         ...
 
 

@@ -221,8 +221,14 @@ class _RentalSearch:
     def _plan(self, block: _Block) -> tuple[Plan, Problem]:
         """Search the plan for the ranks of a block."""
         request, machines = self._request, self._request.cluster.part(block.ranks)
-        mesh = block.mesh.divided(request.num_actors)
-        asked = dataclasses.replace(request, mesh=mesh, cluster=machines, ranks=None)
+        mesh, pipeline = block.mesh, request.pipeline
+        asked = dataclasses.replace(
+            request,
+            mesh=mesh if pipeline is None else pipeline.stage_mesh(mesh),
+            cluster=machines,
+            ranks=None,
+            num_ranks=mesh.size,
+        )
         with request.progress.at(_devices_text(machines), apart=True):
             return search_step(self._search, asked, self._scope)
 

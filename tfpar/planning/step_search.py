@@ -27,7 +27,14 @@ from tfpar.planning.completion import balance_shares, cost_on_one_device
 from tfpar.planning.deadline import Deadline
 from tfpar.planning.drive import search_plan
 from tfpar.planning.incumbent import IncumbentCallback, MakePlan, SearchInterrupted
-from tfpar.planning.inter_op.machine_order import ActorSlots, PlacementWorkload, fastest_orders
+from tfpar.planning.inter_op.enumerate_pipelines import FILLED
+from tfpar.planning.inter_op.machine_order import (
+    ActorSlots,
+    Groups,
+    PlacementWorkload,
+    fastest_groups,
+    fastest_orders,
+)
 from tfpar.planning.inter_op.machine_types import search_machine_types
 from tfpar.planning.inter_op.placing import GivenPipeline
 from tfpar.planning.inter_op.relaxed_estimate import RelaxedEstimate, estimate_relaxed
@@ -37,6 +44,7 @@ from tfpar.planning.inter_op.stopping import Enough, compute_bound
 from tfpar.planning.memory.memory_errors import check_room
 from tfpar.planning.memory.stages import StagedFit
 from tfpar.planning.meshes import LogicalMesh
+from tfpar.planning.objective import UNCERTAINTY
 from tfpar.planning.pricing.price import make_step_pricer, price_on, price_plan
 from tfpar.planning.pricing.repricing import reprice_plan
 from tfpar.planning.problem import Planner, Problem
@@ -147,7 +155,7 @@ class StepSearch:
         assert request.pipeline is not None, "a request for stages"
 
         def other_layout(actor: int) -> Plan:
-            asked = request.of_actor(actor)
+            asked = dataclasses.replace(request.of_actor(actor), ranks=ranks or request.ranks)
             return self.find_layout(self.problem(asked), asked, known)
 
         return assign_stages(
@@ -298,6 +306,18 @@ class StepEvaluator:
         slots = ActorSlots(request.cluster, request.mesh.size, request.num_actors)
         return fastest_orders(slots, self._workload(pipeline, given), given is not None)
 
+    def unlike_groups(self, given: SolvedCandidate) -> Sequence[Groups]:
+        request = self._request
+        if self._search.part or request.constraints or request.limits.memory_bytes:
+            return []  # constraints are for a mesh that is divided equally
+        machines = request.cluster.part(range(request.mesh.size))
+        actors = max(2, given.num_actors)
+        pipeline = Pipeline(actors, max(FILLED * actors, given.plan.microbatches))
+        workload, size = self._workload(pipeline, given), request.mesh.size / given.num_actors
+        limit = given.seconds / (1 + UNCERTAINTY)
+        found = fastest_groups(machines, size, workload)
+        return [g for g in found if workload.estimate_groups(machines, g, size) < limit]
+
     def _lay_out(self, proposal: NewLayout) -> SolvedCandidate | None:
         """The planner's layout for a pipeline, as it fits."""
         pipeline, machines = proposal.pipeline, proposal.machines
@@ -345,7 +365,8 @@ class StepEvaluator:
         return self._balance(candidate) if base.plan.shares else candidate
 
     def _balance(self, base: SolvedCandidate) -> SolvedCandidate:
-        if self._search.part:
+        stages = base.plan.stages
+        if self._search.part or (stages is not None and stages.layouts):
             return base
         plan = balance_shares(
             base.plan, base.problem, self._request.cluster, self._search.batch_size

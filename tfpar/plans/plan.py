@@ -11,7 +11,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import tfpar
 from tfpar.cluster.description import Cluster
@@ -28,6 +28,7 @@ from tfpar.plans.offload import OffloadPlan
 from tfpar.plans.stages import PipelinePlan, StageLayout
 from tfpar.plans.text import fields_of, text_of
 from tfpar.plans.variables import PlannedVariable
+from tfpar.plans.views import Views
 from tfpar.propagation.partitioned_graph import Anchors, OpPlan, PartitionedGraph
 from tfpar.readable import UnreadableError, read_text
 from tfpar.spec import (
@@ -47,31 +48,7 @@ if TYPE_CHECKING:
     from keras.distribution import DeviceMesh, LayoutMap
 
 
-class _Views(Protocol):
-    """The functions of `observability.report.views`."""
-
-    def report_data(
-        self, plan: Plan, partitioned: PartitionedGraph | None, /
-    ) -> dict[str, Any]: ...
-
-    def summary(
-        self, plan: Plan, partitioned: PartitionedGraph | None, full: bool, sort: str | None, /
-    ) -> str: ...
-
-    def explain(self, plan: Plan, name: str, partitioned: PartitionedGraph | None, /) -> str: ...
-
-    def plan_graph(self, plan: Plan, partitioned: PartitionedGraph | None, /) -> nx.DiGraph: ...
-
-    def notebook(self, plan: Plan, /) -> str: ...
-
-    def page(self, plan: Plan, partitioned: PartitionedGraph | None, /) -> str: ...
-
-    def layout_map(
-        self, plan: Plan, partitioned: PartitionedGraph | None, device_mesh: Any, /
-    ) -> LayoutMap: ...
-
-
-def _views() -> _Views:
+def _views() -> Views:
     """Import the views that show plans. It reads them: a plan is a value that knows nothing of how
     it is shown, and its methods look the views up when the first is asked for. Nothing else here
     may import them (`tests/test_imports.py`)."""

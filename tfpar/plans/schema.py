@@ -246,13 +246,13 @@ class RivalEntry(_Part, frozen=True):
     reason: str
     links: AboveZero | None = None
     corrected_s: Amount | UnsetType = UNSET
-    batch: AboveZero | None = None
-    memory_limit: AboveZero | None = None
+    batch: AboveZero | UnsetType = UNSET
+    memory_limit: AboveZero | UnsetType = UNSET
 
     @classmethod
     def of(cls, rival: Candidate) -> RivalEntry:
         corrected_s = _or_unset(rival.corrected_s)
-        turns = rival.batch, rival.memory_limit
+        turns = _or_unset(rival.batch), _or_unset(rival.memory_limit)
         return cls(rival.name, rival.cost, rival.reason, rival.links, corrected_s, *turns)
 
     def read(self) -> Candidate:
@@ -261,8 +261,8 @@ class RivalEntry(_Part, frozen=True):
             reason=self.reason,
             links=self.links,
             corrected_s=_or_none(self.corrected_s),
-            batch=self.batch,
-            memory_limit=self.memory_limit,
+            batch=_or_none(self.batch),
+            memory_limit=_or_none(self.memory_limit),
         )
 
 

@@ -171,7 +171,7 @@ _NONE = _Part((), np.zeros(0, np.int64))
 
 @dataclasses.dataclass(frozen=True)
 class _Along:
-    """Where a rank's entries along one dimension come from."""
+    """The sources of a rank's entries along one dimension."""
 
     parts: Sequence[_Part]
     order: np.ndarray

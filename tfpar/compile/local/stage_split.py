@@ -12,7 +12,7 @@ gets the ops that are written in its own, and tensors are resharded as they are 
 
 What costs nothing is made where it is read: constants, and the parts of what is fed. So is what
 cannot be sent: strings, and what has no known shape. Of a scalar that is no weight, such as a step
-counter, every actor has a copy (`find_replicated_scalars`).
+counter, every actor has a copy (`compile.local.replicated_scalars`).
 
 A rank asks for a tensor as it turns to the task that comes `RECEIVE_AHEAD` before the one that
 reads it (`pipeline.graph`).
@@ -23,13 +23,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from tfpar.compile.local.arrivals import ARRIVAL, Arrival, find_arrivals
 from tfpar.compile.local.cross_mesh import End, transfer
 from tfpar.compile.local.local_graph import TASK, LocalProgram, StagePass, build_local_program
 from tfpar.compile.local.programs import Group, ProgramSet
-from tfpar.compile.local.reshard import COLLECTIVE_TYPES, ONCE
+from tfpar.compile.local.replicated_scalars import (
+    can_be_computed,
+    find_replicated_scalars,
+    remove_dead_reads,
+)
 from tfpar.compile.local.scatter_gather import (
     Slicing,
     scatter_gather_transfers,
@@ -39,15 +43,15 @@ from tfpar.compile.local.scatter_gather import (
 from tfpar.compile.local.transfers import recv, send
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.effects import OUTSIDE, Accesses
-from tfpar.ir.graph import DType, FunctionRef, Graph, Op, Shape, Tensor
-from tfpar.ir.traits import ASSIGNMENTS, CONSTANTS, REFERENCES
+from tfpar.ir.graph import DType, Graph, Op, Shape, Tensor
+from tfpar.ir.traits import REFERENCES
 from tfpar.pipeline import Schedule
 from tfpar.pipeline.graph import RECEIVE_AHEAD
 from tfpar.pipeline.pipeline import groups_of
 from tfpar.pipeline.step_stages import can_be_sent
 from tfpar.propagation.partitioned_graph import PartitionedGraph
 from tfpar.spec import CompilerError, SpecError, TfparError, replicated_spec
-from tfpar.spec.pieces import ShardedTensor
+from tfpar.spec.pieces import ShardedTensor, pieces_between
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -107,6 +111,27 @@ class WrittenStep:
         if mesh.num_axes == self.program.mesh.num_axes:
             return ShardedTensor(shape, mesh, spec)
         return ShardedTensor(shape, mesh, spec, (arrival.micro or 0,))
+
+
+def find_torn_arrivals(written: Sequence[WrittenStep], step: PipelineLowering | None) -> set[str]:
+    """Find the arrivals, by name, of which a stage needs in a microbatch what the stage that makes
+    it has in another, as their layouts cut it in other microbatches.
+
+    Args:
+        written: the step in each layout.
+    """
+    found: set[str] = set()
+    if step is None or step.has_one_layout:
+        return found
+    layouts = [step.layouts[actor] for actor in step.schedule.actors]
+    for op in (op for op in step.places if ARRIVAL in op.attrs):
+        (tensor,), arrival = op.inputs, Arrival(op.attrs[ARRIVAL], 0)
+        ends = (written[layouts[step.places[o].stage]] for o in (tensor.op, op))
+        try:
+            pieces_between(*(end.layout_of(arrival, tensor) for end in ends))
+        except SpecError:
+            found.add(op.name)
+    return found
 
 
 def split_stages(
@@ -434,81 +459,3 @@ def _is_made_again(tensor: Tensor) -> bool:
     op = tensor.op
     pure = bool(op.inputs) and not op.stateful and op.type != TASK
     return pure and tensor.dtype not in REFERENCES and not can_be_sent(tensor)
-
-
-# --- Replicated scalars of a pipeline ---
-#
-# Every actor runs all assignments, so the copies stay equal. An actor receives the assigned value
-# unless it can compute it from its own tensors (a step counter plus one). Reading a copy needs no
-# communication, in the step or in a callback on one rank. Weights and variables that are not
-# scalars belong to one actor.
-
-_READ = "ReadVariableOp"
-
-
-def find_replicated_scalars(program: LocalProgram) -> dict[Tensor, list[Op]]:
-    """Find the handles of the replicated scalars of a whole step, each with the ops that read or
-    write it.
-
-    They are no weights, and are read and assigned as a whole, between tasks.
-    """
-    readers = program.graph.consumers()
-    found = {}
-    for variable in program.graph.variables:
-        touching = readers.get(variable.handle, [])
-        if variable.shape == () and not variable.trainable:
-            if all(_is_plain(op, variable.handle) for op in touching):
-                found[variable.handle] = touching
-    return found
-
-
-def _is_plain(op: Op, handle: Tensor) -> bool:
-    if op.type == _READ:
-        return True
-    return op.type in ASSIGNMENTS and all(t is handle or can_be_sent(t) for t in op.inputs)
-
-
-def can_be_computed(tensor: Tensor, there: Collection[Tensor] | Mapping[Tensor, object]) -> bool:
-    """Whether a scalar can be computed, by ops without effects, of constants and what is there.
-
-    Args:
-        there: tensors of the whole step that an actor has.
-    """
-    waiting, seen = [tensor], {tensor}
-    while waiting:
-        one = waiting.pop()
-        if one in there or one.op.type in CONSTANTS:
-            continue
-        if not _computes_scalars(one.op):
-            return False
-        new = [t for t in one.op.inputs if t not in seen]
-        seen.update(new)
-        waiting += new
-    return True
-
-
-def _computes_scalars(op: Op) -> bool:
-    apart = op.stateful or op.type == TASK or op.type in COLLECTIVE_TYPES or ONCE in op.attrs
-    calls = any(isinstance(value, FunctionRef | list) for value in op.attrs.values())
-    scalars = all(t.shape == () and can_be_sent(t) for t in (*op.inputs, *op.outputs))
-    return bool(op.inputs) and scalars and not apart and not calls
-
-
-def remove_dead_reads(
-    ops: list[Op], kept: Collection[Tensor], read: Collection[Tensor]
-) -> list[Op]:
-    """Remove from `ops` the reads of `kept` variables that nobody asks for; others wait for what
-    those did.
-
-    Args:
-        kept: handles.
-        read: tensors that are asked for besides, such as results.
-    """
-    asked = {t for op in ops for t in op.inputs} | {*read}
-    gone = {
-        op for op in ops if op.type == _READ and op.inputs[0] in kept and op.outputs[0] not in asked
-    }
-    for op in ops:  # in order, so that what they wait for is settled before
-        waits = (w for c in op.control for w in (c.control if c in gone else [c]))
-        op.control = [*dict.fromkeys(waits)]
-    return [op for op in ops if op not in gone]

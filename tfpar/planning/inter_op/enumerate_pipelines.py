@@ -21,6 +21,7 @@ from tfpar.pipeline import Pipeline
 from tfpar.pipeline.generators import MOST_PASSES
 from tfpar.planning.candidates import (
     BestSchedule,
+    Order,
     OtherMicrobatches,
     OtherStages,
     Proposal,
@@ -164,6 +165,8 @@ class EnumeratePipelines(Placing):
                 yield from self._plan_ranked(number, ranked)
         if not self._found:
             raise self._error()
+        if not self._is_enough():
+            yield from self._plan_unlike()
 
     def result(self) -> SearchResult | None:
         if self._unpriced is not None:
@@ -285,13 +288,26 @@ class EnumeratePipelines(Placing):
             ratio = self._found[-1].seconds / ranked.estimate.seconds
             self._shortfalls.append(min(max(1.0, ratio), SHORT))
 
+    def _plan_unlike(self) -> Iterator[Proposal]:
+        """Plan stages on unlike numbers of ranks, where machines differ and that may be faster."""
+        if len(self._cuts) == 1:
+            return
+        for groups in self.evaluator.unlike_groups(min(self._found, key=order_of)):
+            size = math.lcm(*map(len, groups))
+            tries = [
+                dataclasses.replace(pipeline, ranks=groups)
+                for pipeline in _tries(len(groups), self._cuts, size)
+                if pipeline is not None
+            ]
+            yield from self._plan(len(groups), tries)
+
     def _first(self, tries: Sequence[Pipeline | None]) -> Proposing:
         """The candidate of the first of these pipelines with which one fits."""
         error: MemoryLimitError | None = None
         tried: list[Candidate] = []
         for pipeline in tries:
             try:
-                first = yield from self.place(pipeline)
+                first = yield from self.place(pipeline, ranks_of(pipeline))
             except MemoryLimitError as larger:
                 error = min(error or larger, larger, key=needed_bytes)
                 move = "no microbatches" if pipeline is None else _microbatches_text(pipeline)
@@ -381,8 +397,13 @@ class EnumeratePipelines(Placing):
 
     def _is_even(self, plan: Plan, microbatches: int) -> bool:
         """Whether the ranks of `plan` that split the batch have as many samples of each."""
-        parts = plan.mesh.group_size(tuple(map(plan.mesh.axis, plan.batch_axes)))
-        return self._cuts[-1] % (microbatches * parts) == 0
+        actors = 1 if plan.stages is None else plan.stages.num_actors
+        layouts = [plan.layout_of(actor) for actor in range(actors)]
+        return all(
+            self._cuts[-1] % (microbatches * one.mesh.group_size(axes)) == 0
+            for one in layouts
+            for axes in [tuple(map(one.mesh.axis, one.batch_axes))]
+        )
 
     def _worth_it(self, number: int) -> list[int]:
         """Microbatches for so many stages: enough to fill them."""
@@ -390,6 +411,13 @@ class EnumeratePipelines(Placing):
             return self._cuts[1:]
         few = _possible(self._cuts, number)
         return [m for m in few if m > 1 and number <= 2 * m <= 2 * MOST * number]
+
+
+def ranks_of(pipeline: Pipeline | None) -> Order | None:
+    """Return the ranks that a pipeline is given, actor by actor; None if it is given none."""
+    if pipeline is None or pipeline.ranks is None:
+        return None
+    return tuple(rank for group in pipeline.ranks for rank in group)
 
 
 def _microbatches_text(pipeline: Pipeline) -> str:
@@ -445,4 +473,6 @@ def _interleaved(plan: Plan) -> Iterator[Pipeline]:
     for each in STAGES_OF_EACH:
         for name in ("interleaved", "zb-v"):
             with contextlib.suppress(ArgumentError):  # not for so many, or not recomputing
-                yield Pipeline(actors, micro, name, virtual_stages=each, recompute=again)
+                pipeline = Pipeline(actors, micro, name, virtual_stages=each, recompute=again)
+                ranks = plan.stages.groups(plan.mesh.size) if plan.stages.layouts else None
+                yield dataclasses.replace(pipeline, ranks=ranks)

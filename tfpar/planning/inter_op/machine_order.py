@@ -18,6 +18,7 @@ from tfpar.cluster.description import Cluster
 from tfpar.cluster.network import likeness
 from tfpar.cost.closed_form import pipeline_seconds
 from tfpar.cost.collectives import collective_seconds, transfer_seconds
+from tfpar.cost.stage_transfers import pair_ranks
 from tfpar.pipeline.pipeline import groups_of
 from tfpar.planning.candidates import Order
 from tfpar.planning.inter_op.stages.slowdowns import balanced_seconds
@@ -64,10 +65,6 @@ class ActorSlots:
         groups = groups_of([self.size] * self.actors, ranks)
         return tuple(rank for group in groups for rank in sorted(group))
 
-    def parts(self, order: Order) -> list[Cluster]:
-        """Return the subcluster of each actor."""
-        return [self.cluster.part(group) for group in groups_of([self.size] * self.actors, order)]
-
 
 @dataclasses.dataclass(frozen=True)
 class PlacementWorkload:
@@ -87,22 +84,34 @@ class PlacementWorkload:
 
     def estimate(self, slots: ActorSlots, order: Order) -> float:
         """Estimate the seconds of a step whose stages are placed so."""
-        parts, size, micro = slots.parts(order), slots.size, self.microbatches
-        paces = [self.seconds(part) for part in parts]
-        each = balanced_seconds(1.0, paces) / (size * micro)
+        groups = groups_of([slots.size] * slots.actors, order)
+        return self.estimate_groups(slots.cluster, groups, slots.size)
+
+    def estimate_groups(
+        self, cluster: Cluster, groups: Sequence[Sequence[int]], size: float
+    ) -> float:
+        """Estimate the seconds of a step whose actors have these ranks, which share what is sent.
+
+        Args:
+            size: ranks of an actor in the plan that `sent_bytes` is of.
+        """
+        parts = [cluster.part(group) for group in groups]
+        shared = [size / len(group) for group in groups]
+        paces = [self.seconds(p) * each for p, each in zip(parts, shared, strict=True)]
+        each = balanced_seconds(1.0, paces) / (size * self.microbatches)
         sent = [0.0]
-        cluster = slots.cluster.part(order) if order else slots.cluster
-        for actor in range(slots.actors - 1):
-            pairs = [(actor * size + i, (actor + 1) * size + i) for i in range(size)]
-            sent.append(transfer_seconds(pairs, self.sent_bytes / micro, cluster))
-        summed = 0.0
-        if size > 1:
-            mesh, shares = Mesh.of([size]), [1 / pace for pace in paces]
-            for part, share in zip(parts, shares, strict=True):
-                own = self.weight_bytes * share / sum(shares)
+        for one, other in itertools.pairwise(groups):
+            pairs = pair_ranks(one, other)
+            num_bytes = self.sent_bytes * (size / len(pairs)) / self.microbatches
+            sent.append(transfer_seconds(pairs, num_bytes, cluster))
+        summed, shares = 0.0, [1 / pace for pace in paces]
+        for group, part, share in zip(groups, parts, shares, strict=True):
+            if len(group) > 1:
+                own, mesh = self.weight_bytes * share / sum(shares), Mesh.of([len(group)])
                 summed = max(summed, collective_seconds("all_reduce", (0,), own, mesh, part))
         slowest = max(each, *sent)
-        return pipeline_seconds(micro, slowest, slots.actors * each, 2 * sum(sent)) + summed
+        filled = pipeline_seconds(self.microbatches, slowest, len(groups) * each, 2 * sum(sent))
+        return filled + summed
 
 
 def fastest_orders(
@@ -116,6 +125,52 @@ def fastest_orders(
     limit = workload.estimate(slots, ()) if is_given_priced else math.inf
     estimates = sorted((workload.estimate(slots, order), order) for order in orders)
     return [order for seconds, order in estimates[:PLANNED] if seconds < limit]
+
+
+Groups = tuple[tuple[int, ...], ...]
+"""The ranks of each actor."""
+
+MOST_MACHINES = 10
+"""Largest number of machines that are shared out among actors in every way; where there are more,
+machines of a type stay together."""
+
+
+def fastest_groups(cluster: Cluster, size: float, workload: PlacementWorkload) -> list[Groups]:
+    """Return the few ways, fastest first, that are estimated to be the best of those in which
+    actors have unlike numbers of ranks: all of some machines each.
+
+    There are none where machines are equal: sharing them out equally is as good.
+
+    Args:
+        size: ranks of an actor in the plan that the workload's `sent_bytes` is of.
+    """
+    rows: dict[int, list[int]] = {}
+    for rank, machine in enumerate(cluster.machines):
+        rows.setdefault(machine, []).append(rank)
+    kinds: dict[object, list[list[int]]] = {}
+    for row in rows.values():
+        kinds.setdefault((len(row), likeness(cluster.part(row))), []).append(row)
+    if len(kinds) == 1:
+        return []
+    apart = len(rows) <= MOST_MACHINES
+    counts = [len(own) if apart else 1 for own in kinds.values()]
+    found: dict[Groups, float] = {}
+    for order in _kind_orders(counts):
+        left = [iter(own if apart else [sum(own, [])]) for own in kinds.values()]
+        runs = [next(left[kind]) for kind in order]
+        for groups in _shared_out(runs):
+            if len({*map(len, groups)}) > 1 and groups not in found:
+                found[groups] = workload.estimate_groups(cluster, groups, size)
+    return sorted(found, key=found.__getitem__)[:PLANNED]
+
+
+def _shared_out(runs: Sequence[Sequence[int]]) -> Iterator[Groups]:
+    """Yield the ways in which runs of ranks, in their order, are shared out among several
+    actors."""
+    for count in range(1, len(runs)):
+        for cuts in itertools.combinations(range(1, len(runs)), count):
+            ends = itertools.pairwise((0, *cuts, len(runs)))
+            yield tuple(tuple(sorted(itertools.chain.from_iterable(runs[a:b]))) for a, b in ends)
 
 
 def _kind_orders(counts: Sequence[int]) -> Iterator[tuple[int, ...]]:

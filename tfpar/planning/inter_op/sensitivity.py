@@ -24,6 +24,7 @@ from tfpar.planning.candidates import (
 )
 from tfpar.planning.drive import SearchResult, search_plan
 from tfpar.planning.inter_op.enumerate_pipelines import EnumeratePipelines
+from tfpar.planning.inter_op.machine_order import Groups
 from tfpar.planning.inter_op.relaxed_estimate import RelaxedEstimate
 from tfpar.planning.inter_op.stages.break_even import find_break_even_factor
 from tfpar.planning.inter_op.stages.pipeline_pricing import PipelinePricer
@@ -152,6 +153,9 @@ class LinkFactorEvaluator:
 
     def machine_types(self, pipeline: Pipeline | None, ranks: Order) -> Sequence[Cluster | None]:
         return [None]
+
+    def unlike_groups(self, given: SolvedCandidate) -> Sequence[Groups]:
+        return []
 
     def rank_orders(
         self, pipeline: Pipeline | None, given: SolvedCandidate | None

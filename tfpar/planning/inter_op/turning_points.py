@@ -76,8 +76,8 @@ def _once(cost: Cost) -> float:
 
 
 def _handicaps(rival: Candidate, plan: Plan) -> tuple[float, float]:
-    """How many times as long the steps of a rival and of the plan count where they are compared:
-    stages have to be faster by what predictions can tell."""
+    """Factors by which the seconds of a rival and of the plan are multiplied where they are
+    compared: stages have to be faster by what predictions can tell."""
     has_stages = not rival.name.startswith(NO_STAGES)
     if has_stages == (plan.stages is not None):
         return 1.0, 1.0

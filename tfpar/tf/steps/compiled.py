@@ -313,7 +313,6 @@ class CompiledFunction:
         """The layout of a plan, and those that it has besides."""
         stages = plan.stages
         plans = [plan, *(plan.in_layout(layout) for layout in (stages.layouts if stages else ()))]
-        counts = {p.mesh.group_size(tuple(p.mesh.axis(n) for n in p.batch_axes)) for p in plans}
         found = []
         for one in plans:
             mesh, anchors = one.mesh, one.anchors()
@@ -323,7 +322,7 @@ class CompiledFunction:
             anchors = dataclasses.replace(
                 anchors, variables={**laid, **anchors.variables}, inputs=inputs
             )
-            if len(counts) > 1 and plan.microbatches > 1:
+            if len(plans) > 1 and plan.microbatches > 1:
                 sizes = {t.shape[0] for t in batched if t.shape}
                 anchors = cut_by_microbatch(
                     anchors, captured.graph, mesh, max(sizes, default=0), plan.microbatches

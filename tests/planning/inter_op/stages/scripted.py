@@ -63,6 +63,9 @@ class ScriptedEvaluator:
     def machine_types(self, pipeline, ranks):
         return [None]
 
+    def unlike_groups(self, given):
+        return []
+
     def rank_orders(self, pipeline, given):
         return []
 

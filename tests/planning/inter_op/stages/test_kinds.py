@@ -95,6 +95,9 @@ class Found:
     def machine_types(self, pipeline, ranks):
         return self.types
 
+    def unlike_groups(self, given):
+        return []
+
     def rank_orders(self, pipeline, given):
         return []
 

@@ -139,6 +139,9 @@ class Found:
     def machine_types(self, pipeline, ranks):
         return [None]
 
+    def unlike_groups(self, given):
+        return []
+
     def rank_orders(self, pipeline, given):
         return fastest_orders(self.slots, self.work, given is not None)
 
