@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+
+import keras
+import numpy as np
 import pytest
+from keras import layers
 
 import tfpar as tap
 from tests.cases import nightly
 from tests.e2e.pipeline_models import CASES, SAMPLES
 from tests.e2e.test_mixed_precision import policy
 from tests.e2e.test_pipelined_models import data_of, on_one_device
-from tests.equivalence import assert_same, train, without_graph_optimizers
+from tests.equivalence import assert_equivalent, assert_same, train, without_graph_optimizers
+from tfpar.compile import lower
+from tfpar.compile.local import find_torn_arrivals
+from tfpar.tf.steps import compiled
 
 PLACED = {
     "1+2": [[0], [1, 2]],
@@ -61,3 +69,118 @@ def test_models_train_as_on_one_device(name, placed, schedule, microbatches, sam
         )
     assert_same(parallel, plain, case.rtol, 1e-4 if case.policy == "float32" else 1e-2)
     assert [list(s.ranks) for s in tap.plan_of(parallel.model).stages.cost.stages] == ranks
+
+
+def wide(jit_compile: bool = False) -> keras.Model:
+    inputs = keras.Input((8,))
+    h = inputs
+    for i in range(5):
+        h = layers.Dense(12, "tanh", name=f"fc{i}")(h)
+    model = keras.Model(inputs, layers.Dense(3, name="last")(h))
+    model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=jit_compile)
+    return model
+
+
+def numbers(samples: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(samples)
+    return rng.normal(size=(samples, 8)), rng.normal(size=(samples, 3))
+
+
+@pytest.mark.slow
+def test_stages_under_xla_with_activations_split_by_hand():
+    """A layout splits the batch over the ranks that split weights, too."""
+    assert_equivalent(
+        lambda: wide(jit_compile=True),
+        numbers(12),
+        tap.split({"data": 3, "model": 2}),
+        [
+            tap.batch("data"),
+            tap.shard("fc1/kernel", 1, "model"),
+            tap.shard_output("fc3", 0, "model"),
+        ],
+        batch_size=12,
+        options={"pipeline": tap.Pipeline(ranks=[[0, 1], [2, 3, 4, 5]], microbatches=3)},
+    )
+
+
+@pytest.mark.slow
+def test_what_stages_cut_into_other_microbatches_goes_whole(monkeypatch):
+    """As if no layout could say which samples the microbatches have: each rank cuts its own."""
+    monkeypatch.setattr(compiled, "cut_by_microbatch", lambda anchors, *_: anchors)
+    torn = []
+
+    def found(*arguments):
+        torn.append(find_torn_arrivals(*arguments))
+        return torn[-1]
+
+    monkeypatch.setattr(lower, "find_torn_arrivals", found)
+    options = {"pipeline": tap.Pipeline(ranks=[[0], [1, 2]], microbatches=2)}
+    assert_equivalent(wide, numbers(8), tap.split([3]), options=options)
+    assert torn[0] and torn[-1] <= torn[0]
+
+
+@pytest.mark.slow
+def test_machines_that_differ_get_stages_that_differ():
+    """Two fast devices on one machine and four slow ones on another, with a slow link between."""
+    fast = tap.Device({"float32": 4e9}, 1e9, 4e9)
+    slow = tap.Device({"float32": 1e9}, 1e9, 1e9)
+    nodes = (
+        tap.Node(fast, (tap.Level(2, 1e11, 1e-7),)),
+        tap.Node(slow, (tap.Level(4, 1e11, 1e-7),)),
+    )
+    machines = tap.Cluster("mixed", nodes, (tap.Level(2, 1e7, 1e-5),))
+
+    def build() -> keras.Model:
+        inputs = h = keras.Input((8,))
+        for i in range(6):
+            h = layers.Dense(256, "tanh", name=f"fc{i}")(h)
+        model = keras.Model(inputs, layers.Dense(3, name="last")(h))
+        model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+        return model
+
+    parallel, _ = assert_equivalent(
+        build,
+        numbers(32),
+        tap.split([6]),
+        planner="tap",
+        cluster=machines,
+        batch_size=32,
+        options={"pipeline": "auto"},
+    )
+    plan = tap.plan_of(parallel.model)
+    assert sorted(plan.stages.groups(plan.mesh.size)) == [(0, 1), (2, 3, 4, 5)]
+    rivals = [one.seconds for one in plan.findings.rivals]
+    assert plan.cost.seconds < min(rivals)
+
+
+def partitions(rng: np.random.Generator) -> list[list[int]]:
+    """Two to four sets of ranks of unlike sizes, of three to eight in any order."""
+    while True:
+        count = int(rng.integers(2, 5))
+        sizes = rng.integers(1, 4, count)
+        if 3 <= sizes.sum() <= 8 and len({*sizes}) > 1:
+            ranks = iter(rng.permutation(sizes.sum()).tolist())
+            return [sorted(itertools.islice(ranks, int(n))) for n in sizes]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(20))
+def test_random_models_on_random_sets_of_ranks(seed):
+    rng = np.random.default_rng(seed)
+    name = str(rng.choice([*CASES]))
+    ranks, schedule = partitions(rng), str(rng.choice(SCHEDULES))
+    microbatches, samples = int(rng.integers(2, 6)), int(rng.integers(4, SAMPLES + 1))
+    case, plain = CASES[name], on_one_device(name, samples)
+    pipeline = tap.Pipeline(ranks=ranks, microbatches=microbatches, schedule=schedule)
+    planner = str(rng.choice(["tap", "rhino"])) if rng.random() < 0.3 else None
+    with policy(case.policy), without_graph_optimizers():
+        parallel = train(
+            case.build,
+            data_of(name, samples),
+            batch_size=6,
+            mesh=tap.split([sum(map(len, ranks))]),
+            planner=planner,
+            start=plain.start,
+            options={"pipeline": pipeline, "verbose": 0},
+        )
+    assert_same(parallel, plain, case.rtol, 1e-4 if case.policy == "float32" else 1e-2)
