@@ -115,8 +115,8 @@ class TracedModel:
             best = stopped
             raise SearchInterrupted(lambda: best.plan and best.plan.of_model(self.layers)) from None
         machines = resolve_cluster(mesh, cluster, self.settings)
-        if plan.num_ranks < mesh.size:
-            machines = machines.part(plan.findings.rentals[0].ranks)
+        if plan.num_ranks < mesh.size and plan.cluster is not None:
+            machines = plan.cluster  # the part that is worth its rent
         laid = attach_partitioned(plan, problem, machines)
         self.observe("propagate", lambda: str(laid.partitioned))
         return laid.of_model(self.layers)

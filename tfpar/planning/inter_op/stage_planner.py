@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ from tfpar.pipeline.graph import check_schedule
 from tfpar.pipeline.step_graph import stage_graph_of
 from tfpar.pipeline.step_stages import assignable, stages_of_step
 from tfpar.planning.deadline import Deadline
+from tfpar.planning.inter_op.stages.assign import describe_excess
 from tfpar.planning.inter_op.stages.bounds import TooManyStages
 from tfpar.planning.inter_op.stages.limits import NO_LIMITS, StageLimits
 from tfpar.planning.inter_op.stages.links import StageLinks
@@ -33,6 +35,8 @@ from tfpar.planning.memo import Memo
 from tfpar.plans import PipelinePlan, Plan
 from tfpar.propagation.prepared_graph import prepare
 from tfpar.spec import PlanError
+
+logger = logging.getLogger("tfpar")
 
 
 def assign_stages(
@@ -268,6 +272,10 @@ def _assigned(
             tolerance=tolerance,
             deadline=deadline,
         )
+        if tolerance:  # of 0, stages are as balanced as they can be
+            excess = describe_excess(units.graph, assignment, paces, tolerance)
+            if excess:
+                logger.warning(excess)
         forward = units.forward_stages(assignment.stages)
         stage = {op: forward[op] for op in step.ops}
         planned = _planned(step.graph, step.roles, stage, pipeline)

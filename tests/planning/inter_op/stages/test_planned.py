@@ -105,7 +105,7 @@ def test_virtual_stages_are_stages():
         assert {*plan.stages.owners.values()} == {0, 1, 2, 3}
 
 
-def test_stages_keep_to_the_tolerance_that_is_given():
+def test_stages_keep_to_the_tolerance_that_is_given(caplog):
     """Rhino §5.2: those that may differ more send no more, whatever else is known of the step."""
     step, memo, moved = saved("unet"), Memo(), []
     graph = planning_graph(step.graph, step.gradients).graph
@@ -117,6 +117,11 @@ def test_stages_keep_to_the_tolerance_that_is_given():
         moved.append(sent(graph, stage, FORWARD, roles))
     usual, even, uneven = moved
     assert uneven < usual <= even
+    assert not caplog.messages, "of 0, stages are as balanced as they can be"
+    made(saved("recurrent"), Pipeline(4, 4), limits=StageLimits(0.1))
+    (said,) = caplog.messages
+    assert "times the average, more than tolerance=0.1 allows: no cut is better" in said
+    assert "whose loop '" in said and said.endswith("/while' cannot be cut.")
 
 
 @pytest.mark.slow

@@ -151,6 +151,24 @@ def assign(
     return best
 
 
+def describe_excess(graph: UnitGraph, found: Assignment, paces: Paces, tolerance: float) -> str:
+    """Say which stage takes longer than `tolerance` allows, and what in it takes longest; empty:
+    none does."""
+    average = balanced_seconds(graph.seconds, paces)
+    slowest = max(found.seconds)
+    if slowest <= average * (1 + tolerance) * (1 + SOLVER_SLACK):
+        return ""
+    stage = found.seconds.index(slowest)
+    inside = [u for u, s in zip(graph.units, found.stages, strict=True) if s == stage]
+    longest = max(inside, key=lambda unit: unit.seconds)
+    loop = f", whose loop {longest.loop!r} cannot be cut" if longest.loop else ""
+    return (
+        f"Of {len(found.seconds)} stages, stage {stage} computes {slowest / average:.2f} times the "
+        f"average, more than tolerance={tolerance:g} allows: no cut is better. Most of it takes "
+        f"{longest.name!r}{loop}."
+    )
+
+
 def _assignment(
     graph: UnitGraph, stages: Stages, paces: Paces, most_seconds: float, gap: float
 ) -> Assignment:

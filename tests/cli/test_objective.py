@@ -1,4 +1,4 @@
-"""`--objective samples_per_dollar`: the devices that are worth their rent."""
+"""`--objective`: the latency of predictions, and the devices that are worth their rent."""
 
 from __future__ import annotations
 
@@ -7,6 +7,19 @@ import pytest
 import tfpar as tap
 from tests.cli.train import tfpar
 from tfpar.cluster import Cluster, Device, Level, write_cluster
+
+
+def test_latency_is_that_of_a_model_that_is_not_compiled(folder, capsys):
+    (folder / "bare.py").write_text(
+        "import keras\n\n\ndef build():\n"
+        "    return keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, name='fc')])\n"
+    )
+    command = "bare.py:build --batch-size 8 --mesh 2 --cluster dgx-a100"
+    assert tfpar(f"plan {command} --objective latency -o plan.json --quiet") == 0
+    plan = tap.Plan.load("plan.json")
+    assert plan.cost.compute_s[0] > 0 and plan.cost.compute_s[1:] == (0.0, 0.0)
+    assert tfpar(f"plan {command}") == 2
+    assert "is not compiled" in capsys.readouterr().err
 
 
 @pytest.fixture
