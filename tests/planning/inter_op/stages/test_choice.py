@@ -93,7 +93,7 @@ def test_stages_that_no_schedule_would_make_faster_are_kept_as_estimated():
     plan = choose_pipeline((1, 2, 4, 8), BATCH, promising(costs, promises, []), math.inf, MESH.size)
     assert costs.searched == [1, 8, 4], "the fastest by its estimate first"
     left = plan.findings.rivals[-1]
-    assert left.name.startswith("2 stages, ") and "not faster in any schedule" in left.reason
+    assert left.name.startswith("2 stages, ") and "not faster in any microbatches" in left.reason
     assert left.cost == promises[2].cost
 
 
