@@ -335,7 +335,8 @@ def test_stages_that_would_have_to_store_far_less_are_searched_where_no_others_f
 
 
 @pytest.mark.parametrize(
-    ("batch", "stages", "first"), [(16, 2, 8), (1536, 8, 24), (1536, 16, 48), (6, 2, 6), (1, 2, 1)]
+    ("batch", "stages", "first"),
+    [(16, 2, 8), (1536, 8, 24), (1536, 16, 48), (1536, 1024, 768), (6, 2, 6), (1, 2, 1)],
 )
 def test_microbatches_are_cut_so_that_the_ranks_of_a_stage_can_share_them(batch, stages, first):
     tried = []
