@@ -106,12 +106,12 @@ class EnumeratePipelines(Placing):
     A plan without stages is the first, if it fits; if it is good enough, nothing else is estimated
     but by its work. Then relaxed estimates of all numbers come before any is planned. Those whose
     fastest plan fits are planned first, the fastest of them; of estimates that predictions cannot
-    tell apart, the fewest stages, with room to spare if any have. A number is left out if its
-    estimate says that it cannot be faster than the best plan, whatever its microbatches and
-    schedule. Where memory is short, plans that fit take long to find: then a number is left out,
-    too, if its estimate, corrected by how much longer than estimated the plans found so far take,
-    could not be told from the best plan; and, once there is a plan, if its fastest plan stores far
-    more than there is.
+    tell apart, the fewest stages with room to spare. A number is left out if its estimate
+    says that it cannot be faster than the best plan, whatever its microbatches and schedule. Where
+    memory is short, plans that fit take long to find: then a number is left out, too, if its
+    estimate, corrected by how much longer than estimated the plans found so far take, could not be
+    told from the best plan; and, once there is a plan, if its fastest plan stores far more than
+    there is.
 
     Args:
         stages: numbers to choose from, ascending.
@@ -249,7 +249,8 @@ class EnumeratePipelines(Placing):
             if fitting:
                 near = [n for n, e in fitting.items() if e.seconds <= (1 + UNCERTAINTY) * least]
                 roomy = [n for n in near if fitting[n].memory_fraction <= ROOMY]
-                number = min(roomy or near)  # of more stages, schedules take longer to find
+                fullness = {n: fitting[n].memory_fraction for n in near}
+                number = min(roomy) if roomy else min(near, key=fullness.__getitem__)
             else:
                 number = next(n for n, one in estimates.items() if one.seconds == least)
             yield number, left.pop(number)

@@ -381,12 +381,12 @@ def test_of_promises_that_are_alike_the_fewest_stages_with_enough_room_come_firs
     assert costs.searched == [4]
 
 
-def test_of_promises_that_are_alike_without_much_room_the_fewest_stages_come_first():
+def test_of_promises_that_are_alike_without_much_room_the_one_with_most_comes_first():
     costs = Costs(lambda stages, micro, again: 2.0)
     promises = {
         1: estimated(9.0, 2.0),
-        2: estimated(1.95, 0.9),
-        4: estimated(1.9, 0.8),
+        2: estimated(1.95, 0.8),
+        4: estimated(1.9, 0.9),
     }
     promises[8] = estimated(1.0, 2.0)
     choose_pipeline((1, 2, 4, 8), BATCH, promising(costs, promises, []), math.inf, MESH.size)
