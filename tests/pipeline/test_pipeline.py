@@ -99,3 +99,12 @@ def test_halves_of_the_backward_pass_are_not_recomputed(schedule):
     Pipeline(2, microbatches, schedule)
     with pytest.raises(ArgumentError, match=r"recompute=True or a schedule with halves .*I0"):
         Pipeline(2, microbatches, schedule, recompute=True)
+
+
+@pytest.mark.parametrize(("stages", "microbatches"), [(1, 1), (1, 4), (3, 2), (3, 7), (8, 16)])
+def test_a_pipeline_in_1f1b_knows_its_size_without_listing_its_tasks(stages, microbatches):
+    plain = Pipeline(stages, microbatches)
+    given = Pipeline(schedule=plain.order)  # all of whose tasks are looked at
+    for name in ("num_actors", "num_stages", "num_microbatches", "kept_part"):
+        assert getattr(plain, name) == getattr(given, name)
+    assert Pipeline(stages, microbatches, recompute=True).kept_part == 1 / microbatches

@@ -90,11 +90,13 @@ class RankedPipeline(NamedTuple):
 
     Attributes:
         estimate: that of the best of them.
-        tries: all, in the order in which plans are to be found; the best comes first.
+        pipeline: the best, by which it was estimated.
+        tries: pipelines, in the order in which plans are to be found.
         is_roomy: its fastest plan fits, and so did those of fewer stages.
     """
 
     estimate: RelaxedEstimate
+    pipeline: Pipeline | None
     tries: Sequence[Pipeline | None]
     is_roomy: bool
 
@@ -107,11 +109,12 @@ class EnumeratePipelines(Placing):
     A plan without stages is the first, if it fits; if it is good enough, nothing else is estimated
     but by its work. Then relaxed estimates of all numbers come before any is planned. Those whose
     fastest plan fits are planned first, the fastest of them; of estimates that predictions cannot
-    tell apart, the fewest stages with room to spare. A number is left out if its estimate,
-    corrected by how much longer than estimated the plans found so far take, says that it cannot be
-    faster than the best of them, whatever its schedule. Where memory is short, plans that fit take
-    long to find: then a number is left out, too, if its estimate could not be told from the best
-    plan; and, once there is a plan, if its fastest plan stores far more than there is.
+    tell apart, the fewest stages with room to spare. A number is left out if its estimate
+    says that it cannot be faster than the best plan, whatever its microbatches and schedule. Where
+    memory is short, plans that fit take long to find: then a number is left out, too, if its
+    estimate, corrected by how much longer than estimated the plans found so far take, could not be
+    told from the best plan; and, once there is a plan, if its fastest plan stores far more than
+    there is.
 
     Args:
         stages: numbers to choose from, ascending.
@@ -160,7 +163,7 @@ class EnumeratePipelines(Placing):
         for number, ranked in self._in_order():
             why = self._why_not(ranked)
             if why:
-                self._leave(ranked.tries[0], ranked.estimate.cost, why)
+                self._leave(ranked.pipeline, ranked.estimate.cost, why)
             else:
                 yield from self._plan_ranked(number, ranked)
         if not self._found:
@@ -195,8 +198,8 @@ class EnumeratePipelines(Placing):
         if self._is_enough():
             return self._why_enough
         if ranked.is_roomy:
-            if estimate.filled_seconds * self._shortfall >= self._best_s:
-                return "by this estimate it is not faster in any schedule"
+            if estimate.least_seconds >= self._best_s:
+                return "by this estimate it is not faster in any microbatches and schedule"
             return ""
         if estimate.seconds * self._shortfall * (1 + UNCERTAINTY) >= self._best_s:
             return "by this estimate it is hardly faster"
@@ -225,8 +228,25 @@ class EnumeratePipelines(Placing):
         is_roomy = estimates[0].fits and not is_short
         if is_roomy and number == 1:
             yield from self._plan(number, tries)
-        else:
-            self._ranked[number] = RankedPipeline(estimates[at], tries, is_roomy)
+            return
+        best = estimates[at], tries[0]
+        if is_roomy:
+            best = self._in_fewer_microbatches(number, *best)
+        self._ranked[number] = RankedPipeline(*best, tries, is_roomy)
+
+    def _in_fewer_microbatches(
+        self, number: int, estimate: RelaxedEstimate, pipeline: Pipeline | None
+    ) -> tuple[RelaxedEstimate, Pipeline | None]:
+        """Return the best estimate in so many stages with fewer microbatches, as long as these pay
+        and fit, and its pipeline."""
+        most = 1 if pipeline is None else pipeline.num_microbatches
+        for count in reversed([m for m in self._worth_it(number) if 1 < m < most]):
+            fewer = Pipeline(number, count)
+            other = self.evaluator.estimate(fewer)
+            if other is None or not other.fits or other.seconds >= estimate.seconds:
+                break
+            estimate, pipeline = other, fewer
+        return estimate, pipeline
 
     def _in_order(self) -> Iterator[tuple[int, RankedPipeline]]:
         """Yield the ranked numbers of stages in the order in which they are to be planned."""

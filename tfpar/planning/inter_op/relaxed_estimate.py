@@ -45,20 +45,18 @@ class RelaxedEstimate:
     Attributes:
         cost: of a step, if all stages take equally long and send each other nothing.
         memory_fraction: what that plan stores over what there is; feasible if at most 1.
+        least_seconds: of a step in one microbatch whose stages do not wait for each other: no
+            microbatches and no schedule make it faster.
     """
 
     cost: Cost
     memory_fraction: float
+    least_seconds: float
 
     @property
     def seconds(self) -> float:
         """Of a step."""
         return self.cost.seconds
-
-    @property
-    def filled_seconds(self) -> float:
-        """Of a step whose pipeline is full all the time: what no schedule is faster than."""
-        return self.cost.seconds - self.cost.bubble_s
 
     @property
     def fits(self) -> bool:
@@ -98,10 +96,15 @@ def estimate_relaxed(
         actors, bubble, hidden = 1, 0.0, cost.hidden_s
         passes = passes.recomputed() if recompute else passes
         seconds = cost.seconds + more + recompute * passes.forward_s
+        least = seconds
     else:
         actors, hidden = pipeline.num_actors, 0.0
-        passes = _shared_passes(plan, problem, kinds, pipeline, recompute).updating(passes, actors)
-        bubble = passes.seconds * (pipeline.num_stages - 1) / pipeline.num_microbatches
+        whole = _shared_passes(plan, problem, kinds, actors, 1)
+        parts = pipeline.num_microbatches
+        shared = _shared_passes(plan, problem, kinds, actors, parts)
+        passes = (shared.recomputed() if recompute else shared).updating(passes, actors)
+        least = min(whole.seconds, shared.seconds) + passes.update_s
+        bubble = passes.seconds * (pipeline.num_stages - 1) / parts
         seconds = passes.seconds + bubble + passes.update_s + (cost.exposed_s + more) / actors
     always = min(cost.weight_bytes + cost.state_bytes, stored)
     found = dataclasses.replace(
@@ -119,7 +122,7 @@ def estimate_relaxed(
         activation_bytes=cost.activation_bytes / actors,
         live_bytes=(stored - always) / actors,
     )
-    return RelaxedEstimate(found, fraction)
+    return RelaxedEstimate(found, fraction, least)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,26 +170,25 @@ def _shared_passes(
     plan: Plan,
     problem: Problem,
     kinds: Mapping[Cluster, int],
-    pipeline: Pipeline,
-    recompute: bool,
+    actors: int,
+    parts: int,
 ) -> PassTimes:
-    """Return the passes of the busiest actor, if actors share the step's by their speeds, as evenly
-    as its ops can be."""
-    plan = dataclasses.replace(plan, microbatches=pipeline.num_microbatches)
+    """Return the passes of the busiest actor in so many microbatches, if actors share the step's by
+    their speeds, as evenly as its ops can be."""
+    plan = dataclasses.replace(plan, microbatches=parts)
     found: dict[Cluster, PassTimes] = {}
     with collection_paused():
         step = SingleStagePricer.folded(plan, problem)
         for machines in kinds:
             cost = step.on(machines).price(plan).cost
             assert cost is not None, "what a pricer says"
-            passes = PassTimes(cost.compute_s, cost.communication_s)
-            found[machines] = passes.recomputed() if recompute else passes
+            found[machines] = PassTimes(cost.compute_s, cost.communication_s)
     alone = {machines: passes.seconds for machines, passes in found.items()}
     fastest = min(alone, key=alone.__getitem__)
     if not alone[fastest]:
         return found[fastest]
     shared = 1 / sum(count / alone[machines] for machines, count in kinds.items())
-    fullest = alone[fastest] * _fullest_part(problem, pipeline.num_stages)
+    fullest = alone[fastest] * _fullest_part(problem, actors)
     return found[fastest].scaled(max(shared, fullest) / alone[fastest])
 
 

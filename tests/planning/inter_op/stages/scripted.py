@@ -75,7 +75,7 @@ def estimated(seconds: float, memory_fraction: float, bubble_s: float = 0.0) -> 
     nothing = (0.0, 0.0, 0.0)
     computed = (seconds - bubble_s, 0.0, 0.0)
     cost = Cost(seconds, computed, nothing, 0.0, 0.0, 1, memory_fraction, bubble_s=bubble_s)
-    return RelaxedEstimate(cost, memory_fraction)
+    return RelaxedEstimate(cost, memory_fraction, seconds - bubble_s)
 
 
 def choose_pipeline(

@@ -93,7 +93,7 @@ def test_stages_that_no_schedule_would_make_faster_are_kept_as_estimated():
     plan = choose_pipeline((1, 2, 4, 8), BATCH, promising(costs, promises, []), math.inf, MESH.size)
     assert costs.searched == [1, 8, 4], "the fastest by its estimate first"
     left = plan.findings.rivals[-1]
-    assert left.name.startswith("2 stages, ") and "not faster in any schedule" in left.reason
+    assert left.name.startswith("2 stages, ") and "not faster in any microbatches" in left.reason
     assert left.cost == promises[2].cost
 
 
@@ -336,7 +336,7 @@ def test_stages_that_would_have_to_store_far_less_are_searched_where_no_others_f
 
 @pytest.mark.parametrize(
     ("batch", "stages", "first"),
-    [(16, 2, 8), (1536, 8, 24), (1536, 16, 48), (6, 2, 6), (17, 2, 17)],
+    [(16, 2, 8), (1536, 8, 24), (1536, 16, 48), (1536, 1024, 768), (6, 2, 6), (17, 2, 17)],
 )
 def test_microbatches_are_cut_so_that_the_ranks_of_a_stage_can_share_them(batch, stages, first):
     tried = []

@@ -57,6 +57,7 @@ def test_it_is_what_the_unfolded_step_takes_in_microbatches(model, planner):
     expected = passes / 2 * (1 + 1 / MICROBATCHES) + (update + plan.cost.exposed_s) / 2
     assert found.seconds == pytest.approx(expected, rel=0.02)
     assert found.fits
+    assert found.least_seconds < found.seconds - found.cost.bubble_s, "of fewer starts"
 
 
 @pytest.mark.slow
