@@ -45,8 +45,10 @@ def test_a_schedule_that_cannot_be_is_refused(schedule, message):
 def test_stages_that_cannot_be_are_refused():
     with pytest.raises(PlanError, match="64 stages are too many: the model has .* parts"):
         fitted(mesh=[64], **piped(64, 1))
-    with pytest.raises(SpecError, match="data=3 cannot be divided into 2 parts"):
-        fitted(mesh=[3], **piped())
+    with pytest.raises(SpecError, match="on 2 sets of ranks; the mesh has 1"):
+        fitted(mesh=[1], **piped())
+    with pytest.raises(SpecError, match=r"stages have 1 \+ 2 ranks; the mesh has 4"):
+        fitted(mesh=[4], pipeline=tap.Pipeline(ranks=[[0], [1, 2]], microbatches=2))
     with pytest.raises(SpecError, match="there are 2 stages, numbered from 0 to 1"):
         fitted(constraints=tap.stage("fc1", 2), **piped())
     with pytest.raises(PlanError, match="cannot be in an earlier stage"):

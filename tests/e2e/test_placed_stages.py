@@ -180,11 +180,11 @@ def test_what_was_evaluated_before_stays_where_it_is():
 @pytest.mark.parametrize(
     "ranks, message",
     [
-        ((0, 2, 1), "each once, for 2 sets"),
-        ((0, 2, 1, 4), "each once, for 2 sets"),
-        ((0, 0, 1, 2), "each once, for 2 sets"),
+        ((0, 2, 1), "each once, for sets of 2 . 2"),
+        ((0, 2, 1, 4), "each once, for sets of 2 . 2"),
+        ((0, 0, 1, 2), "each once, for sets of 2 . 2"),
         ((2, 0, 1, 3), "they ascend"),
-        ((0, 1), "but is for 4"),
+        ((0, 1), "each once, for sets of 2 . 2"),
     ],
 )
 def test_ranks_that_stages_cannot_have(ranks, message):

@@ -165,5 +165,5 @@ def test_constraints_lay_weights_on_the_ranks_of_a_stage():
 
 
 def test_a_mesh_that_has_no_such_parts_is_refused_at_once():
-    with pytest.raises(SpecError, match="cannot be divided into 3 parts"):
-        Planned(penalized, Pipeline(3, 2))
+    with pytest.raises(SpecError, match="on 5 sets of ranks; the mesh has 4"):
+        Planned(penalized, Pipeline(5, 2))

@@ -6,7 +6,7 @@ import pytest
 import tfpar as tap
 from tfpar.pipeline import Pipeline, Schedule
 from tfpar.pipeline.generators import FAMILIES, generate
-from tfpar.spec import ArgumentError
+from tfpar.spec import ArgumentError, Mesh
 
 WORDS = np.array(["auto", "1f1b"])
 """An array: it compares entry by entry."""
@@ -108,3 +108,29 @@ def test_a_pipeline_in_1f1b_knows_its_size_without_listing_its_tasks(stages, mic
     for name in ("num_actors", "num_stages", "num_microbatches", "kept_part"):
         assert getattr(plain, name) == getattr(given, name)
     assert Pipeline(stages, microbatches, recompute=True).kept_part == 1 / microbatches
+
+
+@pytest.mark.parametrize(
+    ("ranks", "message"),
+    [
+        ([[0], [1, 1]], "is not the ranks of each stage"),
+        ([[0], []], "is not the ranks of each stage"),
+        ([[1], [2]], "is not the ranks of each stage"),
+        ([0, 1], "it must be a list"),
+        ("01", r"such as \[\[0\], \[1, 2\]\]"),
+        ([["0"], [1]], "it must be a list"),
+    ],
+)
+def test_ranks_of_stages_are_all_ranks_each_once(ranks, message):
+    with pytest.raises(ArgumentError, match=message):
+        Pipeline(ranks=ranks, microbatches=2)
+
+
+def test_a_pipeline_shares_out_ranks():
+    assert Pipeline(ranks=[[2, 0], [1]], microbatches=2).ranks == ((0, 2), (1,))
+    assert Pipeline(ranks=[[2, 0], [1]], microbatches=2).order.num_stages == 2
+    assert Pipeline(3, 2).sizes(8) == (3, 3, 2) and Pipeline(2, 2).sizes(4) == (2, 2)
+    assert Pipeline(2, 2).stage_mesh(Mesh.of([3, 2])).shape == (3, 1)
+    assert Pipeline(2, 2).stage_mesh(Mesh.of([5])).shape == (3,)
+    with pytest.raises(ArgumentError, match="those of 3 stages"):
+        Pipeline(3, 2, ranks=[[0], [1]])

@@ -103,6 +103,7 @@ class ProgramSet:
             for op, group in owner.items()
             if op.type == "Send"
             for channel in channels_of(op, group)
+            if channel is not None
         }
         before = {
             op: [senders[c] for c in channels_of(op, group) if c in senders]

@@ -28,8 +28,8 @@ def shard_data(
         model.fit(tap.shard_data(model, part, (x_spec, y_spec)))
 
     The plan says into how many parts a batch is split; ranks that hold parts of one model copy read
-    the same part. Where all ranks are in this process, or a rank needs all of some input, there is
-    one part, which is everything: "Inputs of the step" in `Plan.summary` says what ranks take.
+    the same part. Where all ranks are in this process, stages have unlike meshes, or a rank needs
+    all of some input, there is one part, which is everything: "Inputs of the step" in `Plan.summary` says what ranks take.
 
     Args:
         model: compiled and parallel; it is planned now, if it has not been yet.
@@ -57,6 +57,8 @@ def shard_data(
             "the batches: tensor.to_tensor()."
         )
     plan = state.step("train").find_plan(specs)
+    if len({*plan.meshes}) > 1:  # a part of one stage is none of another
+        return make(0, 1)
     at, index, count = plan.coordinates(world.rank), 0, 1
     for axis in sorted(map(plan.mesh.axis, plan.batch_axes)):
         index = index * plan.mesh.shape[axis] + at[axis]
