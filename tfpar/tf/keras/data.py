@@ -29,7 +29,8 @@ def shard_data(
 
     The plan says into how many parts a batch is split; ranks that hold parts of one model copy read
     the same part. Where all ranks are in this process, stages have unlike meshes, or a rank needs
-    all of some input, there is one part, which is everything: "Inputs of the step" in `Plan.summary` says what ranks take.
+    all of some input, there is one part, which is everything: "Inputs of the step" in
+    `Plan.summary` says what ranks take.
 
     Args:
         model: compiled and parallel; it is planned now, if it has not been yet.
