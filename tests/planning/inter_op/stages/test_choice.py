@@ -342,7 +342,7 @@ def test_microbatches_are_cut_so_that_the_ranks_of_a_stage_can_share_them(batch,
     tried = []
 
     def planned(pipeline):
-        tried.append(pipeline.order.num_microbatches)
+        tried.append(pipeline.num_microbatches)
         raise MemoryLimitError("Too large.", 1.0)
 
     evaluator = dataclasses.replace(promising(Costs(bubble), {}, []), planned=planned)
