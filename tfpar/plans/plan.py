@@ -26,11 +26,10 @@ from tfpar.plans.findings import Findings
 from tfpar.plans.model_match import match_to_graph
 from tfpar.plans.offload import OffloadPlan
 from tfpar.plans.stages import PipelinePlan, StageLayout
-from tfpar.plans.text import fields_of, text_of
+from tfpar.plans.text import fields_of, read_plan_file, text_of
 from tfpar.plans.variables import PlannedVariable
 from tfpar.plans.views import Views
 from tfpar.propagation.partitioned_graph import Anchors, OpPlan, PartitionedGraph
-from tfpar.readable import UnreadableError, read_text
 from tfpar.spec import (
     Mesh,
     PlanError,
@@ -149,7 +148,7 @@ class Plan:
         """Mesh of all ranks, on which those of each actor follow those of the one before. Where
         their numbers differ, all are along its first axis."""
         first, *rest = self.mesh.shape
-        if self.num_ranks % self.mesh.size or (self.stages is not None and self.stages.layouts):
+        if len({*self.meshes}) > 1:
             return Mesh(self.mesh.axis_names, (self.num_ranks, *(1 for _ in rest)))
         return Mesh(self.mesh.axis_names, (first * self.num_ranks // self.mesh.size, *rest))
 
@@ -192,10 +191,10 @@ class Plan:
 
     def layout_of(self, actor: int) -> StageLayout:
         """Return the layout of the ranks of an actor of its pipeline."""
-        stages = self.stages
-        if stages is None or not stages.layout_of or not stages.layout_of[actor]:
+        numbers = () if self.stages is None else self.stages.layout_of
+        if self.stages is None or not numbers or not numbers[actor]:
             return self.layout
-        return stages.layouts[stages.layout_of[actor] - 1]
+        return self.stages.layouts[numbers[actor] - 1]
 
     def in_layout(self, layout: StageLayout) -> Plan:
         """Return the plan of the whole step in one of its layouts, without stages."""
@@ -482,15 +481,7 @@ class Plan:
             PlanError: missing, unreadable, corrupt, or written by a newer tfpar.
         """
         path = arguments.path("path", path)
-        try:
-            text = read_text(path)
-        except UnreadableError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                raise PlanError(
-                    f"There is no plan file {path!r}. Plans are written by plan.save(path)."
-                ) from None
-            raise PlanError(f"Cannot read the plan file {path!r}: {error}.") from error
-        return cls.from_json(text, path)
+        return cls.from_json(read_plan_file(path), path)
 
     def to_json(self) -> str:
         """Format the plan as JSON: sorted, one line per variable and tensor; with its `report`."""

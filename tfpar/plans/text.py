@@ -13,7 +13,7 @@ from msgspec import UNSET
 
 import tfpar
 from tfpar.plans.schema import FORMAT, VERSION, PlanFile, read_custom
-from tfpar.readable import FieldError, UnreadableError, convert, parse_json
+from tfpar.readable import FieldError, UnreadableError, convert, parse_json, read_text
 from tfpar.spec import PlanError, TfparError
 
 if TYPE_CHECKING:
@@ -122,3 +122,19 @@ def _block(
         (first, last), entries = "[]", [*map(_json, value)]
     lines = ",\n".join(f"{' ' * indent}{each}" for each in entries)
     return f"{first}\n{lines}\n{' ' * (indent - 2)}{last}"
+
+
+def read_plan_file(path: str) -> str:
+    """Read the text of a plan file.
+
+    Raises:
+        PlanError: missing, or unreadable.
+    """
+    try:
+        return read_text(path)
+    except UnreadableError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise PlanError(
+                f"There is no plan file {path!r}. Plans are written by plan.save(path)."
+            ) from None
+        raise PlanError(f"Cannot read the plan file {path!r}: {error}.") from error
