@@ -14,7 +14,13 @@ from tests.cases import nightly
 from tests.e2e.pipeline_models import CASES, SAMPLES
 from tests.e2e.test_mixed_precision import policy
 from tests.e2e.test_pipelined_models import data_of, on_one_device
-from tests.equivalence import assert_equivalent, assert_same, train, without_graph_optimizers
+from tests.equivalence import (
+    Trained,
+    assert_equivalent,
+    assert_same,
+    train,
+    without_graph_optimizers,
+)
 
 PLACED = {
     "1+2": [[0], [1, 2]],
@@ -50,10 +56,9 @@ def covering() -> list[object]:
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "placed", "schedule", "microbatches", "samples"), covering())
-def test_models_train_as_on_one_device(name, placed, schedule, microbatches, samples):
-    case, plain, ranks = CASES[name], on_one_device(name, samples), PLACED[placed]
+def same_as_one_device(name, samples, ranks, microbatches, schedule, planner=None) -> Trained:
+    """Train a case on these ranks of stages, and compare it with the same on one device."""
+    case, plain = CASES[name], on_one_device(name, samples)
     pipeline = tap.Pipeline(ranks=ranks, microbatches=microbatches, schedule=schedule)
     with policy(case.policy), without_graph_optimizers():
         parallel = train(
@@ -61,10 +66,19 @@ def test_models_train_as_on_one_device(name, placed, schedule, microbatches, sam
             data_of(name, samples),
             batch_size=6,
             mesh=tap.split([sum(map(len, ranks))]),
+            planner=planner,
             start=plain.start,
             options={"pipeline": pipeline, "verbose": 0},
         )
     assert_same(parallel, plain, case.rtol, 1e-4 if case.policy == "float32" else 1e-2)
+    return parallel
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "placed", "schedule", "microbatches", "samples"), covering())
+def test_models_train_as_on_one_device(name, placed, schedule, microbatches, samples):
+    ranks = PLACED[placed]
+    parallel = same_as_one_device(name, samples, ranks, microbatches, schedule)
     assert [list(s.ranks) for s in tap.plan_of(parallel.model).stages.cost.stages] == ranks
 
 
@@ -160,17 +174,5 @@ def test_random_models_on_random_sets_of_ranks(seed):
     name = str(rng.choice([*CASES]))
     ranks, schedule = partitions(rng), str(rng.choice(SCHEDULES))
     microbatches, samples = int(rng.integers(2, 6)), int(rng.integers(4, SAMPLES + 1))
-    case, plain = CASES[name], on_one_device(name, samples)
-    pipeline = tap.Pipeline(ranks=ranks, microbatches=microbatches, schedule=schedule)
     planner = str(rng.choice(["tap", "rhino"])) if rng.random() < 0.3 else None
-    with policy(case.policy), without_graph_optimizers():
-        parallel = train(
-            case.build,
-            data_of(name, samples),
-            batch_size=6,
-            mesh=tap.split([sum(map(len, ranks))]),
-            planner=planner,
-            start=plain.start,
-            options={"pipeline": pipeline, "verbose": 0},
-        )
-    assert_same(parallel, plain, case.rtol, 1e-4 if case.policy == "float32" else 1e-2)
+    same_as_one_device(name, samples, ranks, microbatches, schedule, planner)

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tfpar.cluster.description import Cluster
@@ -70,16 +70,20 @@ class StageTransfers:
     actors: Sequence[int]
     prices: ScatterGatherCost | None = None
 
-    def stage_graph(self) -> StageGraph:
-        """Build the graph of what the stages read of each other, in bytes of a rank."""
-        step = self.step
+    def stage_graph(self, num_bytes: Callable[[Crossing], float] | None = None) -> StageGraph:
+        """Build the graph of what the stages read of each other.
+
+        Args:
+            num_bytes: of a tensor; by default what a rank sends of it.
+        """
+        step, size = self.step, num_bytes or self.sent_bytes
         return stage_graph_of(
             step.laid.graph,
             step.roles,
             step.stage,
             step.num_stages,
             runs=step.runs,
-            num_bytes=lambda found: self.sent_bytes(found) if self._is_first(found) else 0.0,
+            num_bytes=lambda found: size(found) if self._is_first(found) else 0.0,
         )
 
     def gathers(self, stage: int) -> Iterator[SliceGather]:
@@ -226,20 +230,10 @@ def resharded_stage_graph(
 
     def num_bytes(crossing: Crossing) -> float:
         source, target = layout_of[crossing.source], layout_of[crossing.target]
-        if not first._is_first(crossing):
-            return 0.0
         each = stored[target].get(_end_of(crossing), first.held_bytes(crossing))
         return each * sizes[target] / max(sizes[source], sizes[target])
 
-    step = first.step
-    return stage_graph_of(
-        step.laid.graph,
-        step.roles,
-        step.stage,
-        step.num_stages,
-        runs=step.runs,
-        num_bytes=num_bytes,
-    )
+    return first.stage_graph(num_bytes)
 
 
 def _end_of(crossing: Crossing) -> tuple[str, int, int]:

@@ -49,6 +49,16 @@ def deep(optimizer: Any = "sgd", hidden: int = 2, **arguments: Any) -> keras.Mod
     return model
 
 
+def normalized() -> keras.Model:
+    """6 inputs, 2 outputs, and two normalisations by statistics of the batch."""
+    inputs = keras.Input((6,))
+    h = layers.BatchNormalization()(layers.Dense(10, "tanh", name="fc1")(inputs))
+    h = layers.BatchNormalization()(layers.Dense(10, "tanh", name="fc2")(h))
+    model = keras.Model(inputs, layers.Dense(2, name="last")(h))
+    model.compile("sgd", "mse", jit_compile=False)
+    return model
+
+
 def check_stages(place: Place, model: keras.Model, mesh: tuple[int, ...], stages: int) -> None:
     """The step runs as asked, and this process stores the weights of its own stages alone."""
     if place.size == 1:
@@ -132,11 +142,7 @@ def unlike_numbers_of_ranks(place: Place) -> Results:
 def unlike_stages_with_joins(place: Place) -> Results:
     """On 2, 1 and 1 ranks, with the backward pass in halves: what joins has of batch statistics."""
     with place.parallel(mesh=[4], **pipeline(3, 2, "zb-h1", ranks=[[1, 3], [0], [2]])):
-        inputs = keras.Input((6,))
-        h = layers.BatchNormalization()(layers.Dense(10, "tanh", name="fc1")(inputs))
-        h = layers.BatchNormalization()(layers.Dense(10, "tanh", name="fc2")(h))
-        model = keras.Model(inputs, layers.Dense(2, name="last")(h))
-        model.compile("sgd", "mse", jit_compile=False)
+        model = normalized()
     return trained(model, X, Y, batch_size=8, shuffle=False)
 
 
@@ -152,11 +158,7 @@ def virtual_stages(place: Place) -> Results:
 def batch_statistics_in_stages(place: Place) -> Results:
     """Microbatches join in the midst of each stage; each set of ranks has two stages."""
     with place.parallel(mesh=[4], **pipeline(2, 2, "interleaved")):
-        inputs = keras.Input((6,))
-        h = layers.BatchNormalization()(layers.Dense(10, "tanh", name="fc1")(inputs))
-        h = layers.BatchNormalization()(layers.Dense(10, "tanh", name="fc2")(h))
-        model = keras.Model(inputs, layers.Dense(2, name="last")(h))
-        model.compile("sgd", "mse", jit_compile=False)
+        model = normalized()
     return trained(model, X, Y, batch_size=8, shuffle=False)
 
 
