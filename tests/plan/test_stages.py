@@ -226,7 +226,7 @@ def staged(schedule: Schedule = SCHEDULE, recompute: bool = False, **changes) ->
 def test_the_mesh_of_a_plan_is_that_of_one_stage():
     plan = staged()
     assert plan.mesh.size == 2 and plan.num_ranks == 4 and plan.in_microbatches
-    assert plan.whole_mesh == Mesh.of([2, 2]) and plan.whole_mesh.divided(2) == plan.mesh
+    assert plan.whole_mesh == Mesh.of([2, 2]) and plan.whole_mesh.sized(2) == plan.mesh
     plan.check_ranks(Mesh.of([4]))
     with pytest.raises(
         PlanError, match=r"for 4 ranks \(.* for each of 2 sets of ranks\), not .* 2 "

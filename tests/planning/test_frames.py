@@ -32,7 +32,7 @@ class Looking(TapPlanner):
 @pytest.mark.parametrize("pipeline", [None, Pipeline(2, 2)])
 def test_a_planner_is_called_ten_frames_below_a_search_at_most(pipeline):
     planner = Looking()
-    mesh = Mesh.of([2]).divided(1 if pipeline is None else 2)
+    mesh = Mesh.of([2 if pipeline is None else 1])
     search = StepSearch(saved("wide"), BATCH, planner, state_ratio=2.0)
     search_step(search, PlanRequest(mesh, SLOW, pipeline=pipeline))
     assert planner.frames and max(map(len, planner.frames)) <= 10, planner.frames

@@ -307,7 +307,7 @@ def test_a_plan_under_a_limit_tells_what_was_tried(pipeline_stages):
 
     step = saved("wide")
     pipeline = None if pipeline_stages == 1 else Pipeline(2, 2)
-    mesh = Mesh.of([4]).divided(pipeline_stages)
+    mesh = Mesh.of([4 // pipeline_stages])
     search = StepSearch(step, BATCH, find_planner("tap"), state_ratio=2.0)
     free, _ = search(PlanRequest(mesh, SLOW, pipeline=pipeline))
     assert not free.findings.attempts and free.cost is not None

@@ -87,17 +87,22 @@ def test_errors_name_the_axis(make, sign):
         ([2, 3, 4], 3, [2, 1, 4]),
     ],
 )
-def test_a_mesh_is_divided_into_equal_runs_of_ranks(shape, parts, expected):
-    assert split(shape).divided(parts) == split(expected)
+def test_a_part_of_a_mesh_keeps_its_last_axes(shape, parts, expected):
+    assert split(shape).sized(split(shape).size // parts) == split(expected)
+
+
+def test_a_mesh_of_any_number_of_ranks_has_the_rest_along_its_first_axis():
+    assert split([2, 8]).sized(3) == split([3, 1]) and split([2, 8]).sized(6) == split([3, 2])
+    assert split([2, 2]).sized(8) == split([4, 2])
+    with pytest.raises(ArgumentError, match="num_ranks is 0"):
+        split([6, 4]).sized(0)
 
 
 @given(meshes, st.integers(1, 12))
 def test_parts_of_a_mesh_keep_what_they_can_of_its_last_axes(mesh, parts):
     if mesh.size % parts:
-        with pytest.raises(SpecError, match=f"{mesh} cannot be divided into {parts} parts"):
-            mesh.divided(parts)
         return
-    part = mesh.divided(parts)
+    part = mesh.sized(mesh.size // parts)
     assert part.axis_names == mesh.axis_names and part.size * parts == mesh.size
     rows = [math.prod(mesh.shape[axis:]) for axis in range(mesh.num_axes + 1)]
     if not any(
@@ -108,12 +113,3 @@ def test_parts_of_a_mesh_keep_what_they_can_of_its_last_axes(mesh, parts):
         first = mesh.coordinates(rank // part.size * part.size)
         own = part.coordinates(rank % part.size)
         assert mesh.coordinates(rank) == tuple(map(sum, zip(first, own, strict=True)))
-
-
-def test_a_mesh_says_into_how_many_parts_it_can_be_divided():
-    with pytest.raises(
-        SpecError, match=r"data=6 x model=4 cannot .* 5 parts.*: 1, 2, 3, 4, 6, 8, 12, 24\."
-    ):
-        split([6, 4]).divided(5)
-    with pytest.raises(ArgumentError, match="parts is 0"):
-        split([6, 4]).divided(0)

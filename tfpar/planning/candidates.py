@@ -14,6 +14,7 @@ from tfpar.pipeline.generators import name_of
 from tfpar.planning.meshes import LogicalMesh
 from tfpar.planning.problem import Problem
 from tfpar.plans import Candidate, Plan
+from tfpar.plans.stages import meshes_text
 
 NO_STAGES = "no stages"
 """Name of what has none; more may follow."""
@@ -125,7 +126,7 @@ def name_of_plan(plan: Plan) -> str:
     shared = f" on {actors} sets of ranks" if stages > actors else ""
     return (
         f"{stages_text(stages)}{shared} ({schedule}{again}), "
-        f"{microbatches_text(plan.microbatches)}, {plan.meshes_text}"
+        f"{microbatches_text(plan.microbatches)}, {meshes_text(plan.meshes)}"
         + (f", batch over {split}" if split else "")
     )
 

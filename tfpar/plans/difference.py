@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tfpar.pipeline.generators import name_of
+from tfpar.plans.stages import PipelinePlan, meshes_text
 from tfpar.spec import Spec, format_spec
 from tfpar.spec.quantities import format_seconds
 
 if TYPE_CHECKING:
     from tfpar.plans.plan import Plan
-    from tfpar.plans.stages import PipelinePlan
 
 
 def difference(plan: Plan, other: Plan) -> list[str]:
@@ -77,7 +77,7 @@ def difference(plan: Plan, other: Plan) -> list[str]:
 def _layouts_difference(plan: Plan, other: Plan) -> list[str]:
     """List the differences in the layouts of stages that have others than the plan."""
     if plan.meshes != other.meshes and plan.stages is not None and other.stages is not None:
-        return [f"meshes of stages: {plan.meshes_text} -> {other.meshes_text}"]
+        return [f"meshes of stages: {meshes_text(plan.meshes)} -> {meshes_text(other.meshes)}"]
     pairs = zip(*(one.stages.layouts if one.stages else () for one in (plan, other)), strict=False)
     return [
         f"on {one.mesh}: {line}"

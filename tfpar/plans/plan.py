@@ -177,14 +177,6 @@ class Plan:
         return tuple(self.layout_of(actor).mesh for actor in range(actors))
 
     @property
-    def meshes_text(self) -> str:
-        """The meshes of a pipeline's actors: `each data=2`, or `on data=1 and data=2`."""
-        if len({*self.meshes}) == 1:
-            return f"each {self.mesh}"
-        *first, last = map(str, self.meshes)
-        return f"on {', '.join(first)} and {last}"
-
-    @property
     def layout(self) -> StageLayout:
         """The layout of the plan, which all stages have where `stages` says of no other."""
         return StageLayout(self.mesh, self.batch_axes, self.variables, self.tensors, self.ops)

@@ -44,6 +44,14 @@ class StageLayout:
     ops: Mapping[str, OpPlan] = dataclasses.field(default_factory=dict)
 
 
+def meshes_text(meshes: Sequence[Mesh]) -> str:
+    """Name the meshes of a pipeline's actors: `each data=2`, or `on data=1 and data=2`."""
+    if len({*meshes}) == 1:
+        return f"each {meshes[0]}"
+    *first, last = map(str, meshes)
+    return f"on {', '.join(first)} and {last}"
+
+
 _Value = TypeVar("_Value")
 
 

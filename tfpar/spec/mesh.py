@@ -151,28 +151,15 @@ class Mesh:
         each = -(-length // self.shape[axis])
         return at * each, each
 
-    def divided(self, parts: int) -> Mesh:
-        """Make the mesh of one of `parts` equal runs of ranks, one behind the other.
+    def sized(self, num_ranks: int) -> Mesh:
+        """Make the mesh of so many ranks with these axes, such as that of one stage.
 
-        The last axes keep as much of their size as goes into a part: `[2, 8]` is `[1, 8]` in 2
-        parts and `[1, 4]` in 4, `[3, 8]` is `[3, 4]` in 2. Axes that are used up have size 1. Part
-        `i` has the ranks from `i * size / parts` on, in the order that they have here.
+        The last axes keep as much of their size as goes into it, and the first has the rest:
+        `[2, 8]` of 8 ranks is `[1, 8]`, of 4 `[1, 4]`, of 3 `[3, 1]`; `[3, 8]` of 12 is `[3, 4]`.
 
         Raises:
-            ArgumentError: not a number of parts.
-            SpecError: the ranks cannot be divided so; says which numbers can be.
+            ArgumentError: not a number of ranks.
         """
-        parts = integer("parts", parts, 1)
-        if self.size % parts:
-            raise SpecError(
-                f"The mesh {self} cannot be divided into {parts} parts of as many ranks. Numbers "
-                f"of parts that it has: {', '.join(map(str, divisors(self.size)))}."
-            )
-        return self.sized(self.size // parts)
-
-    def sized(self, num_ranks: int) -> Mesh:
-        """Make the mesh of so many ranks with these axes, whose last ones keep as much of their
-        size as goes into it: `[2, 8]` of 4 ranks is `[1, 4]`, of 3 ranks `[3, 1]`."""
         left, shape = integer("num_ranks", num_ranks, 1), []
         for size in reversed(self.shape):
             shape.append(math.gcd(left, size))

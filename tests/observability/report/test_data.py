@@ -35,7 +35,7 @@ def planned(name: str, mesh: list[int], cluster: str, pipeline: Pipeline | None 
     whole = Mesh.of(mesh)
     stages = 1 if pipeline is None else pipeline.order.num_actors
     request = PlanRequest(
-        whole.divided(stages) if stages > 1 else whole,
+        whole.sized(whole.size // stages),
         find_cluster(cluster, whole),
         pipeline=pipeline,
     )

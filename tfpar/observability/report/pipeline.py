@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tfpar.observability.report.data.schema import PipelineSummary, ScheduleTime, Stage
 from tfpar.observability.report.tables import render_table
 from tfpar.pipeline.generators import name_of
+from tfpar.plans.stages import meshes_text
 from tfpar.spec.quantities import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def mesh_text(plan: Plan) -> str:
         return str(plan.mesh)
     count, actors = plan.stages.num_stages, plan.stages.num_actors
     where = f"{count} stages" if count == actors else f"{count} stages on {actors} sets of ranks"
-    return f"{where}, {plan.meshes_text}"
+    return f"{where}, {meshes_text(plan.meshes)}"
 
 
 def batch_text(plan: Plan) -> str:

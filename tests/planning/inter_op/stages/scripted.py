@@ -127,7 +127,7 @@ class Costs:
             planned = PipelinePlan(pipeline.order, scopes, pipeline.recompute)
         nothing = (0.0, 0.0, 0.0)
         cost = Cost(self.seconds(*asked), nothing, nothing, 0.0, 0.0, 1, self.memory(*asked))
-        empty = Plan(MESH.divided(stages), (), {}, {}, (), "", findings=Findings(cost))
+        empty = Plan(MESH.sized(MESH.size // stages), (), {}, {}, (), "", findings=Findings(cost))
         return dataclasses.replace(empty, stages=planned, microbatches=micro)
 
 

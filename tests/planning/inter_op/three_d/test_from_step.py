@@ -49,7 +49,11 @@ def planned(data: int, microbatches: int, recompute: bool = False) -> Plan:
     pipeline = Pipeline(2, microbatches, recompute=recompute)
     problem = model().table.kinds["layer 0"].prices.plans[data, 2 // data].problem
     request = PlanRequest(
-        MESH.divided(2), CLUSTER, pipeline=pipeline, ranks=(), meshes=tuple(problem.meshes)
+        MESH.sized(MESH.size // 2),
+        CLUSTER,
+        pipeline=pipeline,
+        ranks=(),
+        meshes=tuple(problem.meshes),
     )
     return search()(request)[0]
 
