@@ -134,10 +134,10 @@ class LinkFactorEvaluator:
                 return self._planned(pipeline or Pipeline(microbatches=1))
             case OtherMicrobatches(base, pipeline):
                 plan = self._steps[base.num_actors].price(pipeline, self.cluster)
-                return None if plan is None else dataclasses.replace(base, plan=plan)
+                return None if plan is None else SolvedCandidate.of(plan, base.problem)
             case BestSchedule(base):
                 plan = self._steps[base.num_actors].schedule(base.plan, self.cluster)
-                return dataclasses.replace(base, plan=plan)
+                return SolvedCandidate.of(plan, base.problem)
             case OtherStages():
                 return None
         return proposal.base
@@ -170,7 +170,7 @@ class LinkFactorEvaluator:
         assert plan.cost is not None, "it was priced"
         if not plan.fits(self.cluster.device.memory_bytes):
             raise MemoryLimitError("It does not fit.", plan.cost.memory_bytes)
-        return dataclasses.replace(step.candidate, plan=plan)
+        return SolvedCandidate.of(plan, step.candidate.problem)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
