@@ -157,6 +157,14 @@ def test_machines_that_differ_get_stages_that_differ():
     assert plan.cost.seconds < min(rivals)
 
 
+@pytest.mark.parametrize("ranks", [[[2], [0, 1]], [[2, 3], [0, 1]]])
+def test_plans_made_without_training_have_the_ranks_that_are_given(ranks):
+    pipeline = tap.Pipeline(ranks=ranks, microbatches=2)
+    size = sum(map(len, ranks))
+    plan = tap.plan(wide, numbers(8), [size], pipeline=pipeline, planner="tap")
+    assert [list(group) for group in plan.stages.groups(plan.mesh.size)] == ranks
+
+
 def partitions(rng: np.random.Generator) -> list[list[int]]:
     """Two to four sets of ranks of unlike sizes, of three to eight in any order."""
     while True:

@@ -294,6 +294,26 @@ def test_units_go_to_another_stage_before_slots_cross_a_slow_link():
     assert not plan.offloaded and plan.cost.seconds <= (1 + UNCERTAINTY) * free.cost.seconds
 
 
+@pytest.mark.parametrize(
+    "ranks, full, most", [([[0, 1], [2, 3]], 0, 65e3), ([[0, 1], [2, 3, 4, 5]], 1, 60e3)]
+)
+def test_only_the_slots_of_the_stage_that_does_not_fit_are_split(ranks, full, most):
+    from tfpar.pipeline import Pipeline
+
+    search = StepSearch(saved("residual_mlp"), BATCH, find_planner("tap"), state_ratio=2.0)
+    cluster = machines(1e12, 1e11, sum(map(len, ranks))).with_memory(most)
+    pipeline = Pipeline(ranks=ranks, microbatches=2)
+    request = PlanRequest(Mesh.of([2]), cluster, pipeline=pipeline, num_ranks=cluster.size)
+    plan, _ = search(request)
+    assert tried(plan) == ["shard slots"] and plan.cost.memory_bytes <= most
+    split = {
+        stage
+        for name, stage in plan.stages.owners.items()
+        if plan.layout_of(stage).variables[name].slots is not None
+    }
+    assert split == {full}
+
+
 @pytest.mark.slow
 def test_units_that_went_in_vain_go_again_with_slots_in_host_memory():
     """There no cut fits with slots on devices, nor do the slots of the first cut help enough."""

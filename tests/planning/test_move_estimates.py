@@ -160,7 +160,7 @@ def test_slots_are_changed_although_another_cut_fits():
         def price(self, plan):
             return plan
 
-    def change(plan, problem):
+    def change(plan, problem, weights=()):
         return dataclasses.replace(plan, recompute=("block",))
 
     fit = MemoryFit(excess)

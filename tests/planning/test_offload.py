@@ -17,7 +17,7 @@ from tfpar.ir import traits
 from tfpar.planning.cache import problem_digest
 from tfpar.planning.intra_op.tap.planner import TapPlanner
 from tfpar.planning.memory.limit import solve_under_memory_limit
-from tfpar.planning.memory.offload_moves import with_offloaded_slots, with_slots_away
+from tfpar.planning.memory.offload_moves import offload_slots, with_offloaded_slots
 from tfpar.planning.memory.plan_transforms import apply_plan_transforms
 from tfpar.planning.memory.relayout import fastest_plan
 from tfpar.planning.memory.shard_slots import with_sharded_slots
@@ -91,7 +91,8 @@ def test_in_the_memory_of_the_host_nothing_is_gained(problem, fastest, together)
     assert cluster.in_host_memory and not MACHINES.in_host_memory
     here = changed(problem, cluster=cluster)
     assert price_whole(away(fastest), here)[0] == price_whole(fastest, here)[0]
-    assert with_slots_away(fastest, here) is None and with_offloaded_slots(fastest, here) is None
+    assert offload_slots(fastest, here, NAMES) is None
+    assert with_offloaded_slots(fastest, here) is None
 
 
 def test_as_many_as_it_takes(problem, fastest):
@@ -102,9 +103,9 @@ def test_as_many_as_it_takes(problem, fastest):
 
     assert found(1.0) in (NAMES[:1], NAMES)
     assert set(found(1e9)) == set(NAMES)
-    assert with_slots_away(fastest, problem).offloaded.slots == NAMES
+    assert offload_slots(fastest, problem, NAMES).offloaded.slots == NAMES
     decided = changed(problem, offload=Offload())
-    assert with_slots_away(fastest, decided) is None
+    assert offload_slots(fastest, decided, NAMES) is None
     assert with_offloaded_slots(fastest, problem_of(state_ratio=0.0)) is None
 
 

@@ -181,6 +181,13 @@ class Pipeline:
             )
         return tuple(each + (actor < more) for actor in range(self.num_actors))
 
+    @property
+    def rank_order(self) -> tuple[int, ...] | None:
+        """The ranks that it is given, actor by actor; None if it is given none."""
+        if self.ranks is None:
+            return None
+        return tuple(rank for group in self.ranks for rank in group)
+
     def stage_mesh(self, mesh: Mesh) -> Mesh:
         """Return the mesh of the first actor, of all ranks that are in `mesh`.
 

@@ -128,6 +128,7 @@ class TracedModel:
         settings = self.settings
         machines = resolve_cluster(mesh, cluster, settings)
         session = Session(mesh, settings)
+        pipeline = settings.given_pipeline
         request = PlanRequest(
             session.stage_mesh,
             machines,
@@ -135,11 +136,13 @@ class TracedModel:
             compression=settings.compression,
             recompute=settings.recompute,
             offload=settings.offload,
-            pipeline=settings.given_pipeline,
+            pipeline=pipeline,
+            ranks=None if pipeline is None else pipeline.rank_order,
             budget=settings.budget,
             progress=report,
             jit_compile=self.jit_compile,
             limits=settings.limits,
+            num_ranks=mesh.size,
         )
         scope = GIVEN
         if settings.objective != "latency":

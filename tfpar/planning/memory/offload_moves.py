@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from tfpar.cost.pricer import shard_bytes
 from tfpar.ir.graph import itemsize
@@ -98,10 +98,11 @@ def _priced(plan: Plan, problem: Problem) -> Plan:
     return plan.with_findings(cost=cost).with_partitioned(laid)
 
 
-def with_slots_away(plan: Plan, problem: Problem) -> Plan | None:
-    """Offload all slots of a plan, not priced yet; None if there are none."""
-    names = tuple(_slot_bytes(plan, problem))
-    return _away(plan, names) if names else None
+def offload_slots(plan: Plan, problem: Problem, weights: Collection[str]) -> Plan | None:
+    """Offload the slots of some weights of a plan, too, not priced yet; None if they have none."""
+    names = [name for name in _slot_bytes(plan, problem) if name in weights]
+    names = list(dict.fromkeys([*plan.offloaded.slots, *names]))
+    return _away(plan, tuple(names)) if len(names) > len(plan.offloaded.slots) else None
 
 
 def _away(plan: Plan, weights: tuple[str, ...]) -> Plan:

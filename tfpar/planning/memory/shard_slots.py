@@ -9,7 +9,7 @@ fit, before weights are split that each pass has to gather, or anything is compu
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 from tfpar.cost.pricer import shard_bytes
 from tfpar.ir.graph import itemsize
@@ -25,20 +25,37 @@ def may_fit_with_sharded_slots(plan: Plan, problem: Problem) -> bool:
     return 0 < problem.excess_in_parts(plan.cost) <= saved_by_sharded_slots(plan, problem)
 
 
-def shard_slots(plan: Plan, problem: Problem) -> Plan | None:
-    """Return `plan` with the slots of its weights split, not priced yet; None if none can be.
+def shard_slots(
+    plan: Plan, problem: Problem, weights: Collection[str] | None = None
+) -> Plan | None:
+    """Return `plan` with the slots of its weights split in each of its layouts, not priced yet;
+    None if none can be.
 
     Slots of matrices and larger weights are split: those of vectors are no more than what it takes
     to say so.
+
+    Args:
+        weights: whose slots; by default all.
     """
     if not _has_slots(problem):
         return None
-    split = {
-        name: dataclasses.replace(variable, slots=spec) for name, variable, spec in _splits(plan)
-    }
-    if not split:
-        return None
-    return dataclasses.replace(plan, variables={**plan.variables, **split})
+
+    def split(variables: Mapping[str, PlannedVariable], mesh: Mesh) -> dict[str, PlannedVariable]:
+        found = {
+            name: dataclasses.replace(variable, slots=spec)
+            for name, variable, spec in _splits(variables, mesh)
+            if weights is None or name in weights
+        }
+        return {**variables, **found}
+
+    found = dataclasses.replace(plan, variables=split(plan.variables, plan.mesh))
+    if plan.stages is not None:
+        layouts = tuple(
+            dataclasses.replace(one, variables=split(one.variables, one.mesh))
+            for one in plan.stages.layouts
+        )
+        found = dataclasses.replace(found, stages=dataclasses.replace(plan.stages, layouts=layouts))
+    return None if found == plan else found
 
 
 def with_sharded_slots(plan: Plan, problem: Problem) -> Plan | None:
@@ -59,7 +76,7 @@ def saved_by_sharded_slots(plan: Plan, problem: Problem) -> float:
     if problem.step.state_ratio is None:  # which of its variables they are is not known
         return 0.0 if plan.cost is None else plan.cost.state_bytes
     saved = 0.0
-    for _, variable, slots in _splits(plan):
+    for _, variable, slots in _splits(plan.variables, plan.mesh):
         assert variable.spec is not None, "what is split further is known"
         shape, item = variable.shape, itemsize(variable.dtype)
         before, after = (
@@ -69,9 +86,11 @@ def saved_by_sharded_slots(plan: Plan, problem: Problem) -> float:
     return saved
 
 
-def _splits(plan: Plan) -> Iterator[tuple[str, PlannedVariable, Spec]]:
-    for name, variable in plan.variables.items():
-        spec = _split(variable, plan.mesh)
+def _splits(
+    variables: Mapping[str, PlannedVariable], mesh: Mesh
+) -> Iterator[tuple[str, PlannedVariable, Spec]]:
+    for name, variable in variables.items():
+        spec = _split(variable, mesh)
         if spec is not None:
             yield name, variable, spec
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Protocol
 
 from tfpar.cluster.description import Cluster
@@ -20,7 +20,7 @@ from tfpar.planning.incumbent import MakePlan, SearchInterrupted
 from tfpar.planning.memory.fit import MemoryFit, MoveEstimate
 from tfpar.planning.memory.lower_limit import LimitedLayout, LowerLimit
 from tfpar.planning.memory.move_estimates import link_seconds_per_byte
-from tfpar.planning.memory.offload_moves import with_slots_away
+from tfpar.planning.memory.offload_moves import offload_slots
 from tfpar.planning.memory.shard_slots import shard_slots
 from tfpar.planning.pricing.price import pipeline_cost_of, price_plan
 from tfpar.planning.problem import Problem
@@ -82,7 +82,7 @@ class StagedFit:
             ChangeSlots(step, shard_slots, "shard slots", 0.0),
             ChangeSlots(
                 step,
-                with_slots_away,
+                offload_slots,
                 "offload slots",
                 link_seconds_per_byte(step.problem.cluster),
             ),
@@ -177,8 +177,8 @@ class StagedFit:
 
 @dataclasses.dataclass(frozen=True)
 class ChangeSlots:
-    """The slots of a plan in stages, sharded or offloaded: of the one that lacks least of those
-    whose slots are not so yet. What fits already may be slower.
+    """The slots of the stages that do not fit, sharded or offloaded: of the plan that lacks least
+    of those whose slots are not so yet. Stages that fit keep theirs, which may be faster.
 
     Attributes:
         seconds_per_byte: see `MoveEstimate`.
@@ -194,7 +194,7 @@ class ChangeSlots:
 
     def plans(self, fit: MemoryFit) -> Iterator[Plan]:
         for plan in fit.misses():
-            changed = self.change(plan, self.step.problem)
+            changed = self.change(plan, self.step.problem, _weights_that_do_not_fit(plan))
             if changed is not None and changed != plan:
                 priced = self.step.price(changed)
                 if priced is not None:
@@ -203,9 +203,12 @@ class ChangeSlots:
 
 
 class SlotChange(Protocol):
-    """Changes where the slots of a plan lie, not priced yet; None if it has none."""
+    """Changes where the slots of some weights of a plan lie, not priced yet; None if they have
+    none."""
 
-    def __call__(self, plan: Plan, problem: Problem, /) -> Plan | None: ...
+    def __call__(
+        self, plan: Plan, problem: Problem, weights: Collection[str], /
+    ) -> Plan | None: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -292,6 +295,14 @@ def _excess(plan: Plan) -> float:
     """Return the bytes that a rank of the most overfull stage holds beyond its memory, host
     included."""
     return max(0.0, *(s.excess_bytes + s.host_excess_bytes for s in pipeline_cost_of(plan).stages))
+
+
+def _weights_that_do_not_fit(plan: Plan) -> set[str]:
+    """Return the variables of the stages whose ranks hold more than they may."""
+    assert plan.stages is not None, "a plan with stages"
+    shares = pipeline_cost_of(plan).stages
+    full = {s for s, one in enumerate(shares) if max(one.excess_bytes, one.host_excess_bytes) > 0}
+    return {name for name, stage in plan.stages.owners.items() if stage in full}
 
 
 def _seconds(plan: Plan) -> float:

@@ -437,8 +437,9 @@ def find_actor_ranks(captured: CapturedStep, session: Session) -> tuple[int, ...
     """
     if session.base is not None:
         return session.placed_ranks
-    if session.pipeline is not None and session.pipeline.ranks is not None:
-        return tuple(rank for group in session.pipeline.ranks for rank in group)
+    given = None if session.pipeline is None else session.pipeline.rank_order
+    if given is not None:
+        return given
     return () if any(v.ranks is not None for v in captured.variables) else None
 
 
