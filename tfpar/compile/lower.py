@@ -103,11 +103,13 @@ class CompiledStep:
             in the first of several layouts.
         local: the program of every rank; of a step in stages all of it, in the first layout.
         programs: the program of each actor.
+        others: what `partitioned` is, in each of the other layouts.
     """
 
     partitioned: PartitionedGraph
     local: LocalProgram
     programs: ProgramSet
+    others: tuple[PartitionedGraph, ...] = ()
 
 
 def compile_step(
@@ -148,7 +150,7 @@ def compile_step(
                 compile_regions(graph, options.xla, program.shapes, differing)
         observe("XLA's regions", lambda: str(programs))
         check_programs("Cutting regions for XLA", programs, allowed)
-    return CompiledStep(partitioned, local, programs)
+    return CompiledStep(partitioned, local, programs, tuple(o.partitioned for o in others))
 
 
 class _Written(NamedTuple):

@@ -8,8 +8,9 @@ from tfpar.cost.cost import Cost
 from tfpar.cost.evaluation import evaluate
 from tfpar.ir.collection import collection_paused
 from tfpar.planning.folding.folded_model import folded_model
+from tfpar.planning.memory.plan_transforms import apply_plan_transforms
 from tfpar.planning.pricing.batch_shares import optimize_shares, uneven_axes
-from tfpar.planning.pricing.plan_propagation import propagate_plan
+from tfpar.planning.pricing.plan_propagation import propagate_transformed
 from tfpar.planning.pricing.price import make_step_pricer
 from tfpar.planning.problem import Problem
 from tfpar.plans import Candidate, Plan
@@ -41,7 +42,12 @@ def attach_partitioned(plan: Plan, problem: Problem, cluster: Cluster) -> Plan:
         cluster: of all ranks.
     """
     compared = _with_baselines(plan, problem, cluster)
-    return compared.with_partitioned(propagate_plan(plan, problem))
+    layouts = () if plan.stages is None else plan.stages.layouts
+    problem = apply_plan_transforms(problem, plan)
+    whole, *others = (
+        propagate_transformed(each, problem) for each in (plan, *map(plan.in_layout, layouts))
+    )
+    return compared.with_partitioned(whole, *others)
 
 
 def _with_baselines(plan: Plan, problem: Problem, cluster: Cluster) -> Plan:

@@ -179,7 +179,8 @@ class Plan:
     @property
     def layout(self) -> StageLayout:
         """The layout of the plan, which all stages have where `stages` says of no other."""
-        return StageLayout(self.mesh, self.batch_axes, self.variables, self.tensors, self.ops)
+        laid = self.variables, self.tensors, self.ops, self.partitioned
+        return StageLayout(self.mesh, self.batch_axes, *laid)
 
     def layout_of(self, actor: int) -> StageLayout:
         """Return the layout of the ranks of an actor of its pipeline."""
@@ -314,13 +315,15 @@ class Plan:
         """Return the same plan with other values of these attributes of `findings`."""
         return dataclasses.replace(self, findings=dataclasses.replace(self.findings, **found))
 
-    def with_partitioned(self, partitioned: PartitionedGraph) -> Plan:
-        """Return the same plan, knowing what propagation made of it."""
-        return dataclasses.replace(self, partitioned=partitioned, report=None)
+    def with_partitioned(self, partitioned: PartitionedGraph, *others: PartitionedGraph) -> Plan:
+        """Return the same plan, knowing what propagation made of it, and of its stages' layouts."""
+        stages = self.stages and self.stages.with_partitioned(others)
+        return dataclasses.replace(self, stages=stages, partitioned=partitioned, report=None)
 
     def with_report(self, report: Mapping[str, Any]) -> Plan:
         """Return the same plan, shown by a report that is made already: its graph is let go."""
-        return dataclasses.replace(self, partitioned=None, report=report)
+        stages = self.stages and self.stages.with_partitioned(())
+        return dataclasses.replace(self, stages=stages, partitioned=None, report=report)
 
     def of_model(self, layers: Iterable[ModelLayer]) -> Plan:
         """Return the same plan, with the layers of the model that it is for, itself the first."""

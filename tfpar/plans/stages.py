@@ -8,6 +8,7 @@ differ in places.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -23,7 +24,7 @@ from tfpar.pipeline.stage_partition import partition_step
 from tfpar.pipeline.step_stages import assignable
 from tfpar.plans.scopes import renamed_scopes, stages_by_scope, table_of
 from tfpar.plans.variables import PlannedVariable
-from tfpar.propagation.partitioned_graph import OpPlan
+from tfpar.propagation.partitioned_graph import OpPlan, PartitionedGraph
 from tfpar.spec import Mesh, OtherModelError, PlanError, Spec
 from tfpar.spec.arguments import flag, integer, text
 
@@ -35,6 +36,7 @@ class StageLayout:
     Attributes:
         mesh, batch_axes, variables, tensors, ops: as of a `Plan`; variables of other stages have
             specs that nothing uses.
+        partitioned: what propagation made of it, once known; not saved.
     """
 
     mesh: Mesh
@@ -42,6 +44,7 @@ class StageLayout:
     variables: Mapping[str, PlannedVariable]
     tensors: Mapping[str, Spec]
     ops: Mapping[str, OpPlan] = dataclasses.field(default_factory=dict)
+    partitioned: PartitionedGraph | None = dataclasses.field(default=None, compare=False)
 
 
 def meshes_text(meshes: Sequence[Mesh]) -> str:
@@ -218,6 +221,15 @@ class PipelinePlan:
         if part or not self.scopes:
             return partition_step(step, infer_variable_stages(graph, ops, self.owners), self.owners)
         return partition_step(step, self.forward_stages(ops))
+
+    def with_partitioned(self, partitioned: Sequence[PartitionedGraph]) -> PipelinePlan:
+        """Return the same stages, knowing what propagation made of each of `layouts`, or of
+        none."""
+        layouts = tuple(
+            dataclasses.replace(layout, partitioned=found)
+            for layout, found in itertools.zip_longest(self.layouts, partitioned)
+        )
+        return dataclasses.replace(self, layouts=layouts)
 
     def renamed(self, now: Mapping[str, str]) -> PipelinePlan:
         """Return the same with new names for variables, given by their old ones."""

@@ -5,11 +5,13 @@ import dataclasses
 from tests.plan.graphs import mlp, partition
 from tests.plan.test_stages import MESH, staged
 from tfpar.constraints import shard
+from tfpar.observability.report import build_report
 from tfpar.observability.report.announcement import announcement
 from tfpar.observability.report.data.schema import PipelineSummary, Stage
 from tfpar.observability.report.pipeline import idle_ranks, ranks_text, stages_tables
 from tfpar.pipeline import Schedule, generate
-from tfpar.plans import plan_from_constraints
+from tfpar.plans import Plan, plan_from_constraints
+from tfpar.spec import Mesh
 
 
 def rows(text: str, title: str) -> list[list[str]]:
@@ -67,6 +69,27 @@ def test_a_variable_and_a_layer_are_explained_with_their_stage():
         assert "\n  Stage: 1 of 2, on ranks 2-3\n" in text
     alone = dataclasses.replace(plan, stages=None, microbatches=1)
     assert "Stage" not in alone.explain("head/kernel") and "Stage" not in alone.summary()
+
+
+def test_layers_are_shown_in_the_layout_of_their_stage(tmp_path):
+    """On one rank nothing is split; on two, whose layout is another one, a kernel is."""
+    graph = mlp(momentum=True)
+    first = plan_from_constraints(graph, Mesh.of([1]))
+    fixed = plan_from_constraints(graph, MESH, [shard("head/kernel", 0, "model")])
+    stages = dataclasses.replace(
+        staged(generate("1f1b", 2, 4)).stages, layouts=(fixed.layout,), layout_of=(0, 1)
+    )
+    plan = dataclasses.replace(first, stages=stages, microbatches=4)
+    plan = plan.with_partitioned(partition(graph, first), partition(graph, fixed))
+    report = build_report(plan, plan.partitioned)
+    placed = {layer.path: layer.placement for layer in report.layers}
+    assert placed["block_0/fc1"] == "replicated" and placed["head"] == "S(0) over model"
+    assert {(one.layer, one.axes) for one in report.collectives} == {("head", ("model",))}
+    variables = {variable.path: variable for variable in report.variables}
+    assert variables["head/kernel"].placement == "S(0) over model"
+    assert variables["block_0/fc1/kernel"].placement == "replicated"
+    plan.save(tmp_path / "plan.json")
+    assert build_report(Plan.load(tmp_path / "plan.json")).layers == report.layers
 
 
 def test_the_announcement_says_how_many_stages_there_are():

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from tfpar.observability.report.data.diagnosis import why_slower
 from tfpar.observability.report.pipeline import batch_text, mesh_text, statistics_text
-from tfpar.observability.report.variables import variable_specs
-from tfpar.spec import Shard, Spec
+from tfpar.observability.report.variables import variables_in_stages
+from tfpar.spec import Mesh, Shard, Spec
 from tfpar.spec.quantities import format_bytes, format_dollars, format_seconds
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _planner(plan: Plan, search: SearchSummary | None) -> str:
 def _what_is_split(plan: Plan, partitioned: PartitionedGraph) -> list[str]:
     mesh = plan.mesh
 
-    def is_split(spec: Spec | None) -> bool:
+    def is_split(spec: Spec | None, mesh: Mesh = mesh) -> bool:
         return any(
             isinstance(p, Shard) and n > 1 for p, n in zip(spec or (), mesh.shape, strict=False)
         )
@@ -84,9 +84,9 @@ def _what_is_split(plan: Plan, partitioned: PartitionedGraph) -> list[str]:
     found = []
     if any(mesh.shape[mesh.axis(n)] > 1 for n in plan.batch_axes):
         found.append(batch_text(plan))
-    specs = variable_specs(plan, partitioned)
+    placed = variables_in_stages(plan, partitioned)
     weights = [n for n, v in plan.variables.items() if v.trainable]
-    count = sum(is_split(specs[n]) for n in weights)
+    count = sum(is_split(*placed[n]) for n in weights)
     if count:
         found.append(f"{count} of {len(weights)} weights split")
     if not found:

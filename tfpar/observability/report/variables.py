@@ -12,7 +12,7 @@ from tfpar.spec.quantities import format_bytes
 
 if TYPE_CHECKING:
     from tfpar.observability.report.data.schema import VariableSummary
-    from tfpar.plans import Plan, PlannedVariable
+    from tfpar.plans import Plan, PlannedVariable, StageLayout
     from tfpar.propagation.partitioned_graph import PartitionedGraph
 
 
@@ -32,6 +32,31 @@ def variable_specs(plan: Plan, partitioned: PartitionedGraph | None) -> dict[str
     if partitioned is not None:
         specs.update({v.name: s for v, s in partitioned.variable_specs.items()})
     return specs
+
+
+def variables_in_stages(
+    plan: Plan, partitioned: PartitionedGraph | None
+) -> dict[str, tuple[Spec | None, Mesh]]:
+    """The spec of each variable in the layout of the stage that it is in, as propagation left it
+    where that is known, with the mesh."""
+    known = variable_specs(plan, partitioned)
+    others = () if plan.stages is None else plan.stages.layouts
+    specs = [known, *(variable_specs(plan.in_layout(one), one.partitioned) for one in others)]
+    found = {}
+    for name in plan.variables:
+        layout, number = layout_of_variable(plan, name)
+        found[name] = specs[number].get(name), layout.mesh
+    return found
+
+
+def layout_of_variable(plan: Plan, name: str) -> tuple[StageLayout, int]:
+    """The layout of the stage that a variable is in, and its number."""
+    stages = plan.stages
+    owner = None if stages is None else stages.owners.get(name)
+    if stages is None or owner is None or not stages.layout_of:
+        return plan.layout, 0
+    actor = stages.schedule.actors[owner]
+    return plan.layout_of(actor), stages.layout_of[actor]
 
 
 def variable_bytes(variable: PlannedVariable) -> int:

@@ -182,7 +182,9 @@ class CompiledFunction:
             self.program.told = True
             session.tell(announcement(plan, executable.partitioned, self.planner.search))
         if self._on_plan is not None:
-            self._on_plan(plan.with_partitioned(executable.partitioned), executable)
+            compiled = executable.compiled
+            known = plan.with_partitioned(compiled.partitioned, *compiled.others)
+            self._on_plan(known, executable)
         return executable
 
     def link(

@@ -23,6 +23,7 @@ from tfpar.ir.graph_nodes import GraphNode, NodeGraph
 from tfpar.ir.roles import BACKWARD, FORWARD, PHASES, Roles, When
 from tfpar.observability.report.data.schema import Collective, Phase
 from tfpar.observability.report.data.schema import When as MovedWhen
+from tfpar.observability.report.data.step_layouts import StepLayouts
 from tfpar.plans import Plan
 from tfpar.propagation.follow import followed_weights
 from tfpar.propagation.partitioned_graph import PartitionedGraph
@@ -87,19 +88,23 @@ def stage_of_layer(plan: Plan, nodes: NodeGraph, roles: Roles) -> list[int | Non
 
 def shares_of(
     plan: Plan,
-    partitioned: PartitionedGraph,
+    laid: StepLayouts,
     roles: Roles,
     nodes: NodeGraph,
     stages: list[int | None],
     paths: Mapping[GraphNode, str],
 ) -> LayerAttribution:
-    """Attribute a step's time, memory and collectives to its layers.
+    """Attribute a step's time, memory and collectives to its layers, each in its stage's layout.
 
     Args:
         stages: of the layers.
         paths: what they are called.
     """
-    raw = _Raw(plan, partitioned, roles, nodes)
+    raw = _Raw(plan, laid.partitioned[0], roles, nodes)
+    numbers = np.array([laid.number_of(stage) for stage in stages])
+    for number in {*numbers} - {0}:
+        other = _Raw(plan, laid.partitioned[number], roles, nodes, laid.first_actor(number))
+        raw.take(other, numbers == number)
     if raw.pricer is not None and plan.cost is not None:
         _scale_to(plan, raw, stages)
     return LayerAttribution(
@@ -109,7 +114,7 @@ def shares_of(
         raw.slots,
         raw.live,
         raw.kept,
-        raw.collectives([paths[node] for node in nodes.nodes], partitioned.mesh.axis_names),
+        raw.collectives([paths[node] for node in nodes.nodes]),
     )
 
 
@@ -118,6 +123,7 @@ class _Moved:
     """A collective, and the row of the layer whose tensor it moves."""
 
     communication: Communication
+    axes: tuple[str, ...]
     row: int
     phase: int
     when: When
@@ -126,11 +132,22 @@ class _Moved:
 
 
 class _Raw:
-    """Cost of each layer by itself, before it is scaled to the cost of the step."""
+    """Cost of each layer by itself, before it is scaled to the cost of the step.
+
+    Args:
+        partitioned: the step in the layout of some actors.
+        actor: one of these, whose machines stand for all of them.
+    """
 
     def __init__(
-        self, plan: Plan, partitioned: PartitionedGraph, roles: Roles, nodes: NodeGraph
+        self,
+        plan: Plan,
+        partitioned: PartitionedGraph,
+        roles: Roles,
+        nodes: NodeGraph,
+        actor: int = 0,
     ) -> None:
+        roles = dataclasses.replace(roles, wire_dtypes=partitioned.wire_dtypes)
         self.partitioned, self.roles, self.mesh = partitioned, roles, partitioned.mesh
         count = len(nodes.nodes)
         self.row = layer_of_op(partitioned.graph, nodes, roles)
@@ -139,18 +156,31 @@ class _Raw:
         self.weights, self.slots = np.zeros(count), np.zeros(count)
         self.live, self.kept = np.zeros(count), np.zeros(count)
         self.moved = [
-            _Moved(found, self.row[found.op], roles.phase[found.op], found.when(roles))
+            _Moved(
+                found,
+                tuple(self.mesh.axis_names[axis] for axis in found.axes),
+                self.row[found.op],
+                roles.phase[found.op],
+                found.when(roles),
+            )
             for found in partitioned.communications(roles.wire_dtypes)
         ]
         self.pricer = None
         if plan.cluster is not None:
             stage_ranks = plan.cluster
-            if plan.stages is not None:  # the machines of one set of ranks stand for all
-                stage_ranks = plan.cluster.part(plan.stages.groups(plan.mesh.size)[0])
+            if plan.stages is not None:
+                stage_ranks = plan.cluster.part(plan.stages.groups(plan.mesh.size)[actor])
             self.pricer = Pricer(partitioned.mesh, stage_ranks, roles)
             self._price(self.pricer, plan)
         else:
             self._store_variables(self._shard)
+
+    def take(self, other: _Raw, rows: np.ndarray) -> None:
+        """Take some layers from another layout of the step."""
+        for name in ("compute", "between", "beside", "exposed", "weights", "slots", "live", "kept"):
+            getattr(self, name)[rows] = getattr(other, name)[rows]
+        self.moved = [one for one in self.moved if not rows[one.row]]
+        self.moved += [one for one in other.moved if rows[one.row]]
 
     @property
     def waiting(self) -> np.ndarray:
@@ -244,17 +274,17 @@ class _Raw:
         forward = [op for op in readers if self.roles.phase[op] == FORWARD]
         return self.row[(forward or readers or [variable.handle.op])[0]]
 
-    def collectives(self, paths: list[str], axis_names: tuple[str, ...]) -> tuple[Collective, ...]:
+    def collectives(self, paths: list[str]) -> tuple[Collective, ...]:
         """Merge the collectives of a step that are equal in kind, axes, layer and time."""
         alike: dict[tuple[object, ...], list[_Moved]] = {}
         for one in self.moved:
             found = one.communication
-            key = found.kind, found.axes, one.row, one.phase, one.when
+            key = found.kind, one.axes, one.row, one.phase, one.when
             alike.setdefault(key, []).append(one)
         return tuple(
             Collective(
                 kind=found[0].communication.kind,
-                axes=tuple(axis_names[a] for a in found[0].communication.axes),
+                axes=found[0].axes,
                 layer=paths[found[0].row],
                 phase=_PHASES[found[0].phase],
                 when=_WHEN[found[0].when],

@@ -39,9 +39,10 @@ from tfpar.observability.report.data.schema import (
     WithoutRule,
     read_report,
 )
+from tfpar.observability.report.data.step_layouts import StepLayouts
 from tfpar.observability.report.data.variables import variables_of
 from tfpar.observability.report.rentals import rentals_of
-from tfpar.observability.report.variables import placement_text
+from tfpar.observability.report.variables import layout_of_variable, placement_text
 from tfpar.plans import Candidate, Plan
 from tfpar.propagation.partitioned_graph import PartitionedGraph
 from tfpar.spec import Mesh, Replicate, Shard, Spec, dim_is_even, format_spec, local_shape
@@ -104,7 +105,12 @@ def _tells_of(report: Report, plan: Plan) -> bool:
     """Whether a report is of this plan, and not of what it was before someone changed it."""
     facts = dataclasses.replace(report.facts, model="", model_class="")  # known to the report alone
     laid = {variable.path: variable.spec for variable in report.variables if variable.fixed}
-    planned = {n: format_spec(v.spec) for n, v in plan.variables.items() if v.spec is not None}
+    planned = {}
+    for name in plan.variables:
+        layout, _ = layout_of_variable(plan, name)
+        spec = layout.variables[name].spec
+        if spec is not None:
+            planned[name] = format_spec(spec)
     own = dataclasses.replace(build_overview(plan), model="", model_class="")
     return (facts, report.cost, laid) == (own, cost_of(plan), planned)
 
@@ -119,16 +125,17 @@ def _with_step(report: Report, plan: Plan, partitioned: PartitionedGraph) -> Rep
     names = paths_of(nodes.nodes, model, {layer.path for layer in plan.layers[1:]})
     paths = dict(zip(nodes.nodes, names, strict=True))
     stages = stage_of_layer(plan, nodes, roles)
-    shares = shares_of(plan, partitioned, roles, nodes, stages, paths)
+    laid = StepLayouts.of(plan, partitioned)
+    shares = shares_of(plan, laid, roles, nodes, stages, paths)
     repeats = repeats_of(graph, nodes, roles, paths)
     types = {op.name: op.type for op in graph.ops}
     planned = collections.Counter(types[name] for name in plan.ops if name in types)
     return dataclasses.replace(
         report,
-        layers=layers_of(plan, partitioned, roles, nodes, paths, repeats, stages, shares),
-        variables=variables_of(plan, partitioned, nodes, paths),
+        layers=layers_of(plan, laid, roles, nodes, paths, repeats, stages, shares),
+        variables=variables_of(plan, laid, nodes, paths),
         collectives=shares.collectives,
-        flows=tuple(flows_of(partitioned, nodes, roles, paths)),
+        flows=tuple(flows_of(laid, nodes, roles, paths, stages)),
         inputs=tuple(inputs_of(partitioned)),
         planned_ops=dict(planned.most_common()),
         padding=_padding(partitioned),
@@ -299,13 +306,16 @@ def _why(chosen_s: float, seconds: float, memory: float | None, limit: float) ->
 
 
 def flows_of(
-    partitioned: PartitionedGraph,
+    laid: StepLayouts,
     nodes: NodeGraph,
     roles: Roles,
     paths: Mapping[GraphNode, str],
+    stages: Sequence[int | None],
 ) -> Iterator[FlowSummary]:
     """The tensors, handles of variables aside, that a layer reads of another going forward."""
+    stage_of = dict(zip(nodes.nodes, stages, strict=True))
     for reader in nodes.nodes:
+        partitioned = laid.of_stage(stage_of[reader])
         wanted: dict[Tensor, dict[str, None]] = {}
         for op in reader.ops:
             if roles.phase[op] != FORWARD or op not in partitioned.decisions:
@@ -316,6 +326,7 @@ def flows_of(
                 if source not in (None, reader) and tensor.dtype != "resource":
                     wanted.setdefault(tensor, {})[format_spec(spec)] = None
         for tensor, specs in wanted.items():
+            made_in = laid.of_stage(stage_of[nodes.node_of[tensor.op]])
             yield FlowSummary(
                 source=paths[nodes.node_of[tensor.op]],
                 target=paths[reader],
@@ -323,7 +334,7 @@ def flows_of(
                 shape=tuple(tensor.shape or ()),
                 dtype=str(tensor.dtype),
                 num_bytes=tensor.num_bytes,
-                spec=format_spec(partitioned.specs[tensor]),
+                spec=format_spec(made_in.specs[tensor]),
                 read_as=tuple(specs),
             )
 

@@ -18,6 +18,7 @@ from tfpar.ir.step import ModelLayer
 from tfpar.ir.traits import CONSTANTS
 from tfpar.observability.report.data.attribution import LayerAttribution
 from tfpar.observability.report.data.schema import ByPhase, BytesByKind, LayerSummary, Repeat
+from tfpar.observability.report.data.step_layouts import StepLayouts
 from tfpar.observability.report.variables import placement_text
 from tfpar.plans import Plan
 from tfpar.propagation.partitioned_graph import PartitionedGraph
@@ -26,7 +27,7 @@ from tfpar.spec.quantities import format_bytes, format_seconds
 
 def layers_of(
     plan: Plan,
-    partitioned: PartitionedGraph,
+    laid: StepLayouts,
     roles: Roles,
     nodes: NodeGraph,
     paths: Mapping[GraphNode, str],
@@ -37,24 +38,24 @@ def layers_of(
     """A layer for each GraphNode, in the order of the model."""
     known = {layer.path: layer for layer in plan.layers}
     found: list[LayerSummary] = []
-    of_first: dict[tuple[int, int], tuple[str, ...]] = {}
+    of_first: dict[tuple[int, int, int], tuple[str, ...]] = {}
     for row, node in enumerate(nodes.nodes):
-        repeat = repeats.get(node)
-        alike = None if repeat is None else (repeat.block, repeat.member)
+        stage, repeat = stages[row], repeats.get(node)
+        partitioned, number = laid.of_stage(stage), laid.number_of(stage)
+        alike = None if repeat is None else (repeat.block, repeat.member, number)
         lines = of_first.get(alike) if alike is not None else None
         if lines is None:
-            lines = _patterns(plan, node, partitioned)
+            lines = _patterns(laid.plan_of(stage), node, partitioned)
         if alike is not None:
             of_first[alike] = lines
         found.append(
             _layer(
-                plan,
                 partitioned,
                 roles,
                 node,
                 known.get(paths[node], ModelLayer(paths[node], "")),
                 repeat,
-                stages[row],
+                stage,
                 shares,
                 row,
                 lines,
@@ -64,7 +65,6 @@ def layers_of(
 
 
 def _layer(
-    plan: Plan,
     partitioned: PartitionedGraph,
     roles: Roles,
     node: GraphNode,
@@ -79,7 +79,7 @@ def _layer(
     work = {op: flops(op, rules[op]) for op in node.ops if op in rules}
     forward = [op for op in node.ops if roles.phase[op] == FORWARD] or node.ops
     computing = [op for op in forward if op.type not in CONSTANTS] or forward
-    placements = {placement_text(specs[weight], plan.mesh) for weight in node.weights}
+    placements = {placement_text(specs[weight], partitioned.mesh) for weight in node.weights}
     split = "; ".join(sorted(placements - {"replicated"}))
     return LayerSummary(
         path=known.path,

@@ -11,13 +11,15 @@ from tfpar.ir.graph import Variable as StepVariable
 from tfpar.ir.graph_nodes import GraphNode, NodeGraph
 from tfpar.ir.traits import HANDED_ON
 from tfpar.observability.report.data.schema import Option, Use, VariableSummary
+from tfpar.observability.report.data.step_layouts import StepLayouts
 from tfpar.observability.report.variables import (
+    layout_of_variable,
     placement_text,
     shard_bytes,
     variable_bytes,
-    variable_specs,
+    variables_in_stages,
 )
-from tfpar.plans import Plan, PlannedVariable, StageLayout
+from tfpar.plans import Plan, PlannedVariable
 from tfpar.propagation.follow import followed_weights
 from tfpar.propagation.partitioned_graph import PartitionedGraph, Reshard
 from tfpar.spec import Mesh, Replicate, Spec, format_spec, local_shape
@@ -28,7 +30,7 @@ MOST_SHOWN = 12
 
 def variables_of(
     plan: Plan,
-    partitioned: PartitionedGraph | None,
+    laid: StepLayouts | None,
     nodes: NodeGraph | None,
     paths: Mapping[GraphNode, str],
 ) -> tuple[VariableSummary, ...]:
@@ -37,27 +39,16 @@ def variables_of(
     Args:
         nodes, paths: of the graph, and what they are called; None where it is not known.
     """
-    specs = variable_specs(plan, partitioned)
     layers = {w.name: paths[node] for node in (nodes.nodes if nodes else ()) for w in node.weights}
-    uses = None if partitioned is None else _Uses(plan, partitioned)
+    uses = [] if laid is None else [_Uses(plan, each) for each in laid.partitioned]
+    placed = variables_in_stages(plan, None if laid is None else laid.partitioned[0])
     found = []
     for path, planned in plan.variables.items():
-        layout, spec = layout_of_variable(plan, path), specs[path]
-        if layout.mesh != plan.mesh:
-            planned = layout.variables.get(path, planned)
-            spec = planned.spec
-        laid = _Laid(planned, spec, layout.mesh)
-        found.append(_variable(plan, path, laid, layers.get(path), uses))
+        layout, number = layout_of_variable(plan, path)
+        own = _Laid(layout.variables.get(path, planned), *placed[path])
+        users = uses[number] if number < len(uses) else None
+        found.append(_variable(plan, path, own, layers.get(path), users))
     return tuple(found)
-
-
-def layout_of_variable(plan: Plan, path: str) -> StageLayout:
-    """Return the layout of the stage that a variable is in."""
-    stages = plan.stages
-    owner = None if stages is None else stages.owners.get(path)
-    if stages is None or owner is None:
-        return plan.layout
-    return plan.layout_of(stages.schedule.actors[owner])
 
 
 class _Laid(NamedTuple):
