@@ -9,13 +9,14 @@ in slices (`cost.stage_transfers`). The simulation (`cost.simulator`) says what 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 
 from tfpar.cluster.description import Cluster
 from tfpar.cost.cost import Cost
 from tfpar.cost.pipeline_cost import PipelineCost, ReductionTime, SendTime, StageCost, TaskTime
-from tfpar.cost.pipeline_model import StageNetwork
+from tfpar.cost.pipeline_model import StageNetwork, merge_symmetric_routes
 from tfpar.cost.simulator import simulate
 from tfpar.cost.stage_breakdown import StageCostBreakdown, stage_prices
 from tfpar.cost.stage_transfers import (
@@ -147,7 +148,12 @@ class PipelineCostModel:
     def run(self, schedule: Schedule) -> SimulatedTimeline:
         """Simulate a step, whose ranks ask for tensors as early as programs do."""
         costs = [stage.cost for stage in self.stages]
-        return simulate(self.tasks(schedule), costs, self.network, RECEIVE_AHEAD)
+        return simulate(self.tasks(schedule), costs, self.simulated_network, RECEIVE_AHEAD)
+
+    @functools.cached_property
+    def simulated_network(self) -> StageNetwork:
+        """The network without routes that take as long as others do."""
+        return merge_symmetric_routes(self.network)
 
 
 def _beside(
@@ -312,7 +318,7 @@ def split_idle_time(cost: Cost, prices: PipelineCostModel, schedule: Schedule) -
     """
     tasks = prices.tasks(schedule)
     summed = [dataclasses.replace(stage.cost, reduction_s=0) for stage in prices.stages]
-    without_sums = simulate(tasks, summed, prices.network, RECEIVE_AHEAD).seconds
+    without_sums = simulate(tasks, summed, prices.simulated_network, RECEIVE_AHEAD).seconds
     without_both = simulate(tasks, summed, None, RECEIVE_AHEAD).seconds
     idle = cost.exposed_s + cost.transfer_s + cost.bubble_s
     exposed = _within(cost.seconds - prices.step_s - without_sums, idle)

@@ -187,6 +187,7 @@ class _Run:
         self._moments: list[_Moment] = []
         self._order = itertools.count()
         self._next = [0] * len(graph.orders)
+        self._may_start = set(range(len(graph.orders)))  # actors whose next task may be free to run
         self._running: list[_Running | None] = [None] * len(graph.orders)
         self._sending = [0] * len(graph.orders)  # transfers and reductions of each actor
         self._overlap = 1 if network is None else network.overlap
@@ -278,13 +279,14 @@ class _Run:
 
     def _start(self) -> None:
         """Every actor that waits runs its next task, if what that needs is there."""
-        for actor, order in enumerate(self._graph.orders):
+        for actor in sorted(self._may_start):
+            order = self._graph.orders[actor]
             if self._running[actor] is None and self._next[actor] < len(order):
-                task = order[self._next[actor]]
-                number = self._number[task]
+                number = self._number[order[self._next[actor]]]
                 if not self._waiting[number]:
                     self._next[actor] += 1
                     self._start_task(number)
+        self._may_start.clear()
         self._memory.settle(self._now)
 
     def _start_task(self, number: int) -> None:
@@ -326,6 +328,7 @@ class _Run:
         assert running is not None
         self._ran[running.place] = self._ran[running.place]._replace(end=self._now)
         self._running[actor] = None
+        self._may_start.add(actor)
 
     def _sends_more(self, actor: int, more: int) -> None:
         """An actor begins or ends to send, receive or sum something."""
@@ -357,6 +360,8 @@ class _Run:
     def _meet(self, readers: Iterable[int]) -> None:
         for reader in readers:
             self._waiting[reader] -= 1
+            if not self._waiting[reader]:
+                self._may_start.add(self._actor[reader])
 
     def _at(self, time: float, what: Literal["task", "begin", "reduction"], number: int) -> int:
         """Note a moment; its order."""

@@ -10,6 +10,7 @@ microbatch can always go on, and the order has an end.
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -122,13 +123,14 @@ class _Listing:
         self.backward: Kind = "I" if halves else "B"
         self.halves = halves
         self.most, self.rule = most, rule
-        # What stages read on the way up and on the way back, and what reads of them.
-        self._reads: dict[Kind, list[list[int]]] = {"F": [[] for _ in actors]}
-        self._reads[self.backward] = [[] for _ in actors]
+        # What stages read on the way up and on the way back, and the actors that read of them.
+        kinds: tuple[Kind, ...] = ("F", "I", "W") if halves else ("F", "B")
+        self._reads: dict[Kind, list[list[int]]] = {kind: [[] for _ in actors] for kind in kinds}
+        self._readers: dict[Kind, list[set[int]]] = {k: [set() for _ in actors] for k in kinds}
         for link in stages.links:
-            self._reads["F"][link.target].append(link.source)
+            self._link("F", link.source, link.target)
             if link.backward_bytes is not None:
-                self._reads[self.backward][link.source].append(link.target)
+                self._link(self.backward, link.target, link.source)
         self._delays = delays
         self._of = [
             [s for s, home in enumerate(actors) if home == actor]
@@ -138,7 +140,6 @@ class _Listing:
         self._ends: dict[Task, float] = {}
         self._free = [0.0] * len(self._of)
         self._held = [0.0] * len(self._of)
-        kinds = ("F", "I", "W") if halves else ("F", "B")
         each = [sum(work[s].seconds[kind] for s in own for kind in kinds) for own in self._of]
         self._left = [microbatches * seconds for seconds in each]
         self._latest = latest
@@ -146,28 +147,34 @@ class _Listing:
     def run(self) -> Schedule:
         orders: list[list[Task]] = [[] for _ in self._of]
         total = len(self.actors) * self.microbatches * (3 if self.halves else 2)
-        choices = [self._choice(actor) for actor in range(len(self._of))]
+        choices: list[_Candidate | None] = [None] * len(self._of)
+        soonest: list[tuple[float, int]] = []  # choices that were made, also such as are no more
+        changed = set(range(len(self._of)))
         for _ in range(total):
-            possible = [(c.start, actor) for actor, c in enumerate(choices) if c is not None]
-            if not possible:
+            for actor in changed:
+                choice = choices[actor] = self._choice(actor)
+                if choice is not None:
+                    heapq.heappush(soonest, (choice.start, actor))
+            chosen = None
+            while soonest and chosen is None:
+                start, actor = heapq.heappop(soonest)
+                choice = choices[actor]
+                if choice is not None and choice.start == start:
+                    chosen = choice
+            if chosen is None:
                 raise ScheduleError(
                     f"There is no order in which actors keep no more than {list(self.most)}: one "
                     f"microbatch takes {[w.kept for w in self.work]} in the stages."
                 )
-            _, actor = min(possible)
-            chosen = choices[actor]
-            assert chosen is not None
             orders[actor].append(chosen.task)
             self._take(actor, chosen)
-            choices = [
-                self._choice(other) if other == actor or self._is_reader(other, chosen.task) else c
-                for other, c in enumerate(choices)
-            ]
+            changed = {actor, *self._readers[chosen.task.kind][chosen.task.stage]}
         return Schedule(tuple(map(tuple, orders)))
 
-    def _is_reader(self, actor: int, task: Task) -> bool:
-        reads = self._reads.get(task.kind, ())
-        return any(self.actors[s] == actor and task.stage in r for s, r in enumerate(reads))
+    def _link(self, kind: Kind, maker: int, reader: int) -> None:
+        """A stage reads what the task of another makes."""
+        self._reads[kind][reader].append(maker)
+        self._readers[kind][maker].add(self.actors[reader])
 
     def _take(self, actor: int, chosen: _Candidate) -> None:
         start, task = chosen
