@@ -11,6 +11,7 @@ from keras import layers
 
 import tfpar as tap
 from tests.cases import nightly
+from tests.clusters import device, two_levels
 from tests.e2e.pipeline_models import CASES, SAMPLES
 from tests.e2e.test_mixed_precision import policy
 from tests.e2e.test_pipelined_models import data_of, on_one_device
@@ -21,6 +22,9 @@ from tests.equivalence import (
     train,
     without_graph_optimizers,
 )
+from tfpar.cluster import Link
+
+SLOW = device(1e9, 1e9, 1e9, 1e11, 1e-6)
 
 PLACED = {
     "1+2": [[0], [1, 2]],
@@ -123,31 +127,34 @@ def test_what_stages_cut_into_other_microbatches_goes_whole(monkeypatch):
     assert_equivalent(wide, numbers(8), tap.split([3]), options=options)
 
 
-@pytest.mark.slow
-def test_machines_that_differ_get_stages_that_differ():
-    """Two fast devices on one machine and four slow ones on another, with a slow link between."""
+def two_fast_and_four_slow() -> tap.Cluster:
+    """Devices on one machine and on another, with a slow link between."""
     fast = tap.Device({"float32": 4e9}, 1e9, 4e9)
     slow = tap.Device({"float32": 1e9}, 1e9, 1e9)
     nodes = (
         tap.Node(fast, (tap.Level(2, 1e11, 1e-7),)),
         tap.Node(slow, (tap.Level(4, 1e11, 1e-7),)),
     )
-    machines = tap.Cluster("mixed", nodes, (tap.Level(2, 1e7, 1e-5),))
+    return tap.Cluster("mixed", nodes, (tap.Level(2, 1e7, 1e-5),))
 
-    def build() -> keras.Model:
-        inputs = h = keras.Input((8,))
-        for i in range(6):
-            h = layers.Dense(256, "tanh", name=f"fc{i}")(h)
-        model = keras.Model(inputs, layers.Dense(3, name="last")(h))
-        model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
-        return model
 
+def deep() -> keras.Model:
+    inputs = h = keras.Input((8,))
+    for i in range(6):
+        h = layers.Dense(256, "tanh", name=f"fc{i}")(h)
+    model = keras.Model(inputs, layers.Dense(3, name="last")(h))
+    model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+    return model
+
+
+@pytest.mark.slow
+def test_machines_that_differ_get_stages_that_differ():
     parallel, _ = assert_equivalent(
-        build,
+        deep,
         numbers(32),
         tap.split([6]),
         planner="tap",
-        cluster=machines,
+        cluster=two_fast_and_four_slow(),
         batch_size=32,
         options={"pipeline": "auto"},
     )
@@ -163,6 +170,46 @@ def test_plans_made_without_training_have_the_ranks_that_are_given(ranks):
     size = sum(map(len, ranks))
     plan = tap.plan(wide, numbers(8), [size], pipeline=pipeline, planner="tap")
     assert [list(group) for group in plan.stages.groups(plan.mesh.size)] == ranks
+
+
+@pytest.mark.slow
+def test_annealing_compares_stages_that_differ_where_machines_do():
+    asked, machines = tap.Pipeline("auto", search="anneal"), two_fast_and_four_slow()
+    plan = tap.plan(deep, numbers(32), [6], machines, pipeline=asked, planner="tap")
+    compared = [(plan.cost.seconds, plan)]
+    compared += [(one.seconds, one.plan) for one in plan.findings.rivals if one.plan is not None]
+    groups = [sorted(one.stages.groups(one.mesh.size)) for _, one in compared if one.stages]
+    assert [(0, 1), (2, 3, 4, 5)] in groups and [(0, 1), (2, 3), (4, 5)] in groups
+    assert plan.cost.seconds == min(seconds for seconds, _ in compared)
+
+
+def wide_before_long() -> keras.Model:
+    """A layer with most weights, and then four with most of the work."""
+    inputs = keras.Input((256,))
+    h = layers.Dense(2048, "tanh", name="wide")(inputs)
+    h = layers.Reshape((16, 128))(h)
+    for i in range(4):
+        h = layers.Dense(128, "tanh", name=f"fc{i}")(h)
+    model = keras.Model(inputs, layers.Dense(3)(layers.GlobalAveragePooling1D()(h)))
+    model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+    return model
+
+
+@pytest.mark.slow
+def test_alpas_stages_have_as_many_ranks_as_their_layers_need():
+    rng = np.random.default_rng(0)
+    parallel, _ = assert_equivalent(
+        wide_before_long,
+        (rng.normal(size=(24, 256)), rng.normal(size=(24, 3))),
+        tap.split([3]),
+        planner="tap",
+        cluster=two_levels("slow links", 3, 1, SLOW, Link(1e10, 1e-6), Link(3e7, 1e-6)),
+        batch_size=24,
+        options={"pipeline": tap.Pipeline("auto", search="alpa")},
+    )
+    plan = tap.plan_of(parallel.model)
+    assert plan.stages.groups(plan.mesh.size) == ((0, 1), (2,))
+    assert [one.name.split(",")[0] for one in plan.findings.rivals] == ["no stages"]
 
 
 def partitions(rng: np.random.Generator) -> list[list[int]]:

@@ -15,7 +15,11 @@ from tfpar.cost import Cost
 from tfpar.options import Options
 from tfpar.pipeline import AUTO, Pipeline
 from tfpar.planning.incumbent import SearchInterrupted
-from tfpar.planning.inter_op.strategy_search import StrategyPipeline, plans_of_layouts
+from tfpar.planning.inter_op.strategy_search import (
+    StrategyPipeline,
+    plans_of_layouts,
+    sizes_of_stages,
+)
 from tfpar.planning.intra_op.planners import find_planner
 from tfpar.planning.meshes import logical_meshes
 from tfpar.planning.objective import UNCERTAINTY
@@ -111,7 +115,8 @@ def test_constraints_on_stages_leave_no_fewer():
     search = step_search()
     hint = stage("wide_2048.*", 1)
     request = PlanRequest(PAIR, machines(3e6, 2), (hint,))
-    assert {math.prod(degrees) for degrees in plans_of_layouts(search, request)} == {1}
+    plans = plans_of_layouts(search, request, sizes_of_stages(request))
+    assert {math.prod(degrees) for degrees in plans} == {1}
 
 
 def test_a_batch_of_unknown_size_is_refused():

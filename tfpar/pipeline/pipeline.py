@@ -61,12 +61,12 @@ class Pipeline:
             share of the work, so that stages send each other less (Rhino §5.2): 0 balances them as
             well as can be. By default 0.1, or up to 0.5 where a link between stages limits the
             step. A stage takes no less than its longest op, such as a loop.
-        search: how `"auto"` looks for a pipeline. `"enumerate"`: each number of stages, on ranks in
-            their order, with the layout that the planner finds best. The others choose stages,
-            layout, placement and microbatches together, by what the step's layers cost in each
-            layout: `"anneal"` by simulated annealing (auto3d), `"exhaustive"` all of them, and, to
-            compare with, `"random"`, `"alpa"` (Alpa's two levels, with equal stages) and
-            `"megatron"` (Megatron-LM's heuristic). What they find best is planned in full.
+        search: how `"auto"` looks for a pipeline. `"enumerate"`: the numbers of stages that may be
+            fastest, with the layout that the planner finds best. The others choose stages, layout,
+            placement and microbatches together, by what the step's layers cost in each layout:
+            `"anneal"` by simulated annealing (auto3d), `"exhaustive"` all of them, and, to compare
+            with, `"random"`, `"alpa"` (Alpa's two levels) and `"megatron"` (Megatron-LM's
+            heuristic). What they find best is planned in full.
         seed: of `"anneal"` and `"random"`: the same seed finds the same plan.
 
     Raises:

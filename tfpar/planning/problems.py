@@ -125,7 +125,8 @@ def _free_problem(
     if request.base is not None:
         meshes = [given_mesh(request.base.mesh, request.base.batch_axes)]
     else:
-        meshes = list(request.meshes) or logical_meshes(request.mesh)
+        given = [one for one in request.meshes if one.mesh.size == request.mesh.size]
+        meshes = given or logical_meshes(request.mesh)
     state_ratio = stated.state_ratio
     if step.gradients and state_ratio is None:
         state_ratio = _slot_ratio(step, cut.graph.variables)

@@ -34,7 +34,8 @@ class PlanRequest:
         ranks: of the job, one actor of the pipeline after the other (`PipelinePlan`); None: the
             search places them.
         progress: reports the progress of the search.
-        meshes: the logical meshes to choose from; by default all that the ranks can form.
+        meshes: the logical meshes to choose from, of those that have as many ranks as `mesh`; by
+            default all that the ranks can form.
         jit_compile: XLA compiles the step; see `planning.problem.Problem`.
         actor: of the pipeline, whose ranks are planned for, where actors have unequal numbers.
         num_ranks: of the job; by default as many for each actor as `mesh` has.
@@ -75,6 +76,12 @@ class PlanRequest:
     def min_stages(self) -> int:
         """As many stages as constraints speak of."""
         return least_stages(self.constraints)
+
+    @property
+    def allows_unlike_stages(self) -> bool:
+        """Whether stages may have unlike numbers of ranks: constraints and limits of stages are for
+        a mesh that is divided equally."""
+        return not self.constraints and not self.limits.memory_bytes
 
     def with_pipeline(
         self, pipeline: Pipeline | None, meshes: tuple[LogicalMesh, ...] = ()

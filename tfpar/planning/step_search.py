@@ -308,8 +308,8 @@ class StepEvaluator:
 
     def unlike_groups(self, given: SolvedCandidate) -> Sequence[Groups]:
         request = self._request
-        if self._search.part or request.constraints or request.limits.memory_bytes:
-            return []  # constraints are for a mesh that is divided equally
+        if self._search.part or not request.allows_unlike_stages:
+            return []
         machines = request.cluster.part(range(request.mesh.size))
         actors = max(2, given.num_actors)
         pipeline = Pipeline(actors, max(FILLED * actors, given.plan.microbatches))

@@ -21,7 +21,6 @@ from tfpar.pipeline import Pipeline
 from tfpar.pipeline.generators import MOST_PASSES
 from tfpar.planning.candidates import (
     BestSchedule,
-    Order,
     OtherMicrobatches,
     OtherStages,
     Proposal,
@@ -310,16 +309,8 @@ class EnumeratePipelines(Placing):
 
     def _plan_unlike(self) -> Iterator[Proposal]:
         """Plan stages on unlike numbers of ranks, where machines differ and that may be faster."""
-        if len(self._cuts) == 1:
-            return
-        for groups in self.evaluator.unlike_groups(min(self._found, key=order_of)):
-            size = math.lcm(*map(len, groups))
-            tries = [
-                dataclasses.replace(pipeline, ranks=groups)
-                for pipeline in _tries(len(groups), self._cuts, size)
-                if pipeline is not None
-            ]
-            yield from self._plan(len(groups), tries)
+        for tries in unlike_pipelines(self.evaluator, min(self._found, key=order_of), self._cuts):
+            yield from self._plan(tries[0].num_stages, tries)
 
     def _first(self, tries: Sequence[Pipeline | None]) -> Proposing:
         """The candidate of the first of these pipelines with which one fits."""
@@ -327,7 +318,7 @@ class EnumeratePipelines(Placing):
         tried: list[Candidate] = []
         for pipeline in tries:
             try:
-                first = yield from self.place(pipeline, ranks_of(pipeline))
+                first = yield from self.place(pipeline, pipeline and pipeline.rank_order)
             except MemoryLimitError as larger:
                 error = min(error or larger, larger, key=needed_bytes)
                 move = "no microbatches" if pipeline is None else _microbatches_text(pipeline)
@@ -391,8 +382,8 @@ class EnumeratePipelines(Placing):
         if number == 1 and plan.microbatches == 1:
             return  # accumulation saves memory, of which there is enough
         options = self._worth_it(number)
-        if number > 1 and self._is_even(plan, plan.microbatches):
-            options = [m for m in options if self._is_even(plan, m)]
+        if number > 1 and is_even(plan, self._cuts[-1], plan.microbatches):
+            options = [m for m in options if is_even(plan, self._cuts[-1], m)]
         more = [m for m in options if m > plan.microbatches]
         fewer = [m for m in reversed(options) if m < plan.microbatches]
         recompute = plan.stages is not None and plan.stages.recompute
@@ -415,16 +406,6 @@ class EnumeratePipelines(Placing):
             if best < first.seconds:
                 return
 
-    def _is_even(self, plan: Plan, microbatches: int) -> bool:
-        """Whether the ranks of `plan` that split the batch have as many samples of each."""
-        actors = 1 if plan.stages is None else plan.stages.num_actors
-        layouts = [plan.layout_of(actor) for actor in range(actors)]
-        return all(
-            self._cuts[-1] % (microbatches * one.mesh.group_size(axes)) == 0
-            for one in layouts
-            for axes in [tuple(map(one.mesh.axis, one.batch_axes))]
-        )
-
     def _worth_it(self, number: int) -> list[int]:
         """Microbatches for so many stages: enough to fill them."""
         if number == 1:
@@ -433,11 +414,31 @@ class EnumeratePipelines(Placing):
         return [m for m in few if m > 1 and number <= 2 * m <= 2 * MOST * number]
 
 
-def ranks_of(pipeline: Pipeline | None) -> Order | None:
-    """Return the ranks that a pipeline is given, actor by actor; None if it is given none."""
-    if pipeline is None or pipeline.ranks is None:
-        return None
-    return tuple(rank for group in pipeline.ranks for rank in group)
+def unlike_pipelines(
+    evaluator: Evaluator, given: SolvedCandidate, cuts: Sequence[int]
+) -> Iterator[list[Pipeline]]:
+    """Yield pipelines in stages on unlike numbers of ranks, where machines differ and that may be
+    faster than a candidate: for each way to share out ranks, those to be tried in their order.
+
+    Args:
+        cuts: the numbers of microbatches that there can be.
+    """
+    if len(cuts) == 1:
+        return
+    for groups in evaluator.unlike_groups(given):
+        tries = _tries(len(groups), cuts, math.lcm(*map(len, groups)))
+        yield [dataclasses.replace(one, ranks=groups) for one in tries if one is not None]
+
+
+def is_even(plan: Plan, samples: int, microbatches: int) -> bool:
+    """Whether the ranks of `plan` that split a batch have as many samples of each microbatch."""
+    actors = 1 if plan.stages is None else plan.stages.num_actors
+    layouts = [plan.layout_of(actor) for actor in range(actors)]
+    return all(
+        samples % (microbatches * one.mesh.group_size(axes)) == 0
+        for one in layouts
+        for axes in [tuple(map(one.mesh.axis, one.batch_axes))]
+    )
 
 
 def _microbatches_text(pipeline: Pipeline) -> str:

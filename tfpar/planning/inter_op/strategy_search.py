@@ -3,7 +3,8 @@
 The planner finds a plan for each layout that the ranks of a stage can have, the layers of the step
 are priced under it (`planning.inter_op.three_d.from_step`), and a search ranks strategies of
 stages, layout, placement and microbatches by that table. The few best are planned and priced in
-full, as any pipeline is, beside the best plan without stages; the fastest of these is taken.
+full, as any pipeline is, beside the best plan without stages and, where machines differ, stages on
+unlike numbers of ranks; the fastest of these is taken.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from tfpar.cluster.description import Cluster, Device
 from tfpar.constraints.stages import least_stages
 from tfpar.cost.cost import Cost
 from tfpar.pipeline import AUTO, Pipeline
+from tfpar.pipeline.pipeline import groups_of
 from tfpar.planning.candidates import (
     BestSchedule,
     Order,
@@ -27,12 +29,24 @@ from tfpar.planning.candidates import (
     describe_pipeline,
 )
 from tfpar.planning.drive import SearchResult
-from tfpar.planning.inter_op.choosing import choose, needed_bytes, reason_of
-from tfpar.planning.inter_op.enumerate_pipelines import MOST, numbers_of_stages
+from tfpar.planning.inter_op.choosing import choose, needed_bytes, order_of, reason_of
+from tfpar.planning.inter_op.enumerate_pipelines import (
+    MOST,
+    is_even,
+    numbers_of_stages,
+    unlike_pipelines,
+)
 from tfpar.planning.inter_op.placing import Placing, Proposing
+from tfpar.planning.inter_op.three_d.alpa import AlpaPlan, submesh_sizes
+from tfpar.planning.inter_op.three_d.baselines import alpa
 from tfpar.planning.inter_op.three_d.from_step import LaidOut, step_table
 from tfpar.planning.inter_op.three_d.problem import StrategyProblem
-from tfpar.planning.inter_op.three_d.searches import Ranked, best_of_kinds, ranked_strategies
+from tfpar.planning.inter_op.three_d.searches import (
+    Ranked,
+    best_of_kinds,
+    ranked_strategies,
+    simulated,
+)
 from tfpar.planning.inter_op.three_d.strategy import Strategy3D
 from tfpar.planning.inter_op.three_d.strategy_cost import strategy_cost
 from tfpar.planning.memory.relayout import fastest_plan
@@ -42,6 +56,7 @@ from tfpar.planning.step_search import StepEvaluator, StepSearch
 from tfpar.plans import Candidate
 from tfpar.plans.equivalence import execution_key
 from tfpar.spec import PlanError, ScheduleError, SpecError, TfparError
+from tfpar.spec.mesh import divisors
 from tfpar.spec.quantities import format_seconds
 
 FINALISTS = 3
@@ -58,6 +73,12 @@ microbatches to be looked at."""
 
 FEW_LAYERS = 2
 """Layers for each stage below which the table says little of stages."""
+
+OF_ALL = "anneal", "exhaustive", "random"
+"""Searches of all strategies that there are. The others choose as Alpa and Megatron-LM do."""
+
+MOST_SUBMESHES = 12
+"""Sizes of submeshes beyond which layouts are planned for those alone that divide all ranks."""
 
 Degrees = tuple[int, int]
 """Copies of a stage, and ranks that its weights may be split over."""
@@ -110,6 +131,20 @@ class StrategySearch(Placing):
             yield from self._plan(one)
         if not self._found:
             raise min(self._errors, key=needed_bytes)
+        if self._asked.search in OF_ALL:
+            yield from self._plan_unlike()
+
+    def _plan_unlike(self) -> Iterator[Proposal]:
+        """Plan stages on unlike numbers of ranks, where machines differ and that may be faster: of
+        those on the same ranks, the first that fits."""
+        cuts, best = divisors(self._search.batch_size or 1), min(self._found, key=order_of)
+        for tries in unlike_pipelines(self.evaluator, best, cuts):
+            for pipeline in tries:
+                known = len(self._found)
+                pipeline = dataclasses.replace(pipeline, schedule=AUTO)
+                yield from self._plan(StrategyPipeline(pipeline, pipeline.rank_order or ()))
+                if len(self._found) > known:
+                    break
 
     def _strategies(self) -> Iterator[StrategyPipeline]:
         """Yield all of them, until there are none, for whichever reason."""
@@ -175,8 +210,7 @@ class StrategySearch(Placing):
         best; None if they do not come out even, or it does not run or fit so."""
         plan = candidate.plan
         assert plan.stages is not None, "a plan with stages"
-        parts = plan.mesh.group_size(tuple(map(plan.mesh.axis, plan.batch_axes)))
-        if (self._search.batch_size or 1) % (microbatches * parts):
+        if not is_even(plan, self._search.batch_size or 1, microbatches):
             return None
         pipeline = Pipeline(plan.stages.num_actors, microbatches, recompute=plan.stages.recompute)
         try:
@@ -210,25 +244,36 @@ def propose(
     least = least_stages(request.constraints)
     if least == 1:
         yield StrategyPipeline(None)
-    plans = plans_of_layouts(search, request)
+    is_alpa, size = asked.search == "alpa", request.mesh.size
+    cluster = _with_names(request.cluster.part(range(size)))
+    sizes = sizes_of_stages(request)
+    if is_alpa and request.allows_unlike_stages:
+        sizes = [*dict.fromkeys([*sizes, *_submeshes(cluster)])]
+    plans = plans_of_layouts(search, request, sizes)
     if not plans:
         return
-    cluster = _with_names(request.cluster.part(range(request.mesh.size)))
-    size = request.mesh.size
     most = {degrees: MOST * size // math.prod(degrees) for degrees in plans}
     table = step_table(plans, batch_size, most, cluster, shards=not cluster.one_memory)
     model = StrategyProblem(table, cluster, batch_size, most_virtual=8 if least == 1 else 1)
     with request.progress.at(f"{asked.search} search of strategies", request.budget.seconds):
-        ranked = ranked_strategies(
-            model,
-            asked.search,
-            seed=asked.seed,
-            seconds=request.budget.seconds or math.inf,
-            progress=request.progress.priced,
-        )
+        if is_alpa:
+            found = alpa(model, equal=not request.allows_unlike_stages)
+            strategy = found.strategy()
+            if strategy is None:
+                yield _unlike_pipeline(found, plans, batch_size)
+                return
+            ranked = simulated(model, [strategy])
+        else:
+            ranked = ranked_strategies(
+                model,
+                asked.search,
+                seed=asked.seed,
+                seconds=request.budget.seconds or math.inf,
+                progress=request.progress.priced,
+            )
     for one in _finalists(ranked, batch_size):
-        found = _pipeline_of(one, plans, batch_size)
-        yield found._replace(cost=strategy_cost(model, one.strategy))
+        planned = _pipeline_of(one, plans, batch_size)
+        yield planned._replace(cost=strategy_cost(model, one.strategy))
 
 
 def _finalists(ranked: Sequence[Ranked], batch_size: int) -> list[Ranked]:
@@ -242,25 +287,64 @@ def _finalists(ranked: Sequence[Ranked], batch_size: int) -> list[Ranked]:
     return [one for one in kinds if one in chosen]
 
 
-def plans_of_layouts(search: StepSearch, request: PlanRequest) -> dict[Degrees, LaidOut]:
+def sizes_of_stages(request: PlanRequest) -> list[int]:
+    """List the numbers of ranks that equal stages can have."""
+    size = request.mesh.size
+    return [size // n for n in numbers_of_stages(request.mesh, least_stages(request.constraints))]
+
+
+def _submeshes(cluster: Cluster) -> list[int]:
+    """The sizes of submeshes for which layouts are planned."""
+    sizes = submesh_sizes(cluster)
+    return sizes if len(sizes) <= MOST_SUBMESHES else [n for n in sizes if cluster.size % n == 0]
+
+
+def plans_of_layouts(
+    search: StepSearch, request: PlanRequest, sizes: Sequence[int]
+) -> dict[Degrees, LaidOut]:
     """Find the plan that is fastest, whatever it stores, of each layout that the ranks of a stage
-    can have: of the logical meshes that split the batch in as many parts."""
+    can have: of the logical meshes that split the batch in as many parts.
+
+    Args:
+        sizes: the numbers of ranks of a stage.
+    """
     found: dict[Degrees, LaidOut] = {}
-    for actors in numbers_of_stages(request.mesh, least_stages(request.constraints)):
-        pipeline = None if actors == 1 else Pipeline(actors, 1)
-        problem = search.problem(request.with_pipeline(pipeline))
+    for size in sizes:
+        problem = search.problem(request.with_pipeline(_beside_others(size, request.mesh.size)))
         by_parts: dict[int, list[LogicalMesh]] = {}
         for mesh in problem.meshes:
             by_parts.setdefault(mesh.batch_parts, []).append(mesh)
         for parts, meshes in by_parts.items():
             own = problem.with_meshes(meshes)
-            with request.progress.at(f"plans for {meshes[0].mesh.size} ranks of a stage"):
+            with request.progress.at(f"plans for {size} ranks of a stage"):
                 try:
                     plan = fastest_plan(own, search.planner)
                 except PlanError:  # none satisfies the constraints
                     continue
-            found[parts, meshes[0].mesh.size // parts] = LaidOut(plan, own)
+            found[parts, size // parts] = LaidOut(plan, own)
     return found
+
+
+def _beside_others(size: int, ranks: int) -> Pipeline | None:
+    """Stages of so many ranks, and one of those that are left."""
+    if size == ranks:
+        return None
+    groups = [tuple(range(ranks)[start : start + size]) for start in range(0, ranks, size)]
+    return Pipeline(ranks=groups, microbatches=1)
+
+
+def _unlike_pipeline(
+    plan: AlpaPlan, plans: Mapping[Degrees, LaidOut], batch_size: int
+) -> StrategyPipeline:
+    """Stages on as many ranks as Alpa gives each, those of one size in one layout."""
+    pipeline = Pipeline(
+        ranks=groups_of([stage.size for stage in plan.stages]),
+        microbatches=batch_size // plan.microbatch,
+        schedule=AUTO,
+    )
+    shapes = dict.fromkeys((stage.data, stage.tensor) for stage in plan.stages)
+    meshes = tuple(mesh for shape in shapes for mesh in plans[shape].problem.meshes)
+    return StrategyPipeline(pipeline, pipeline.rank_order or (), meshes)
 
 
 def _pipeline_of(
@@ -310,6 +394,11 @@ def _lost(name: str, cost: Cost | None, why: str) -> Candidate:
 
 
 def _name(one: StrategyPipeline) -> str:
-    """`2 stages, 8 microbatches, each data=4 x model=2`."""
+    """`2 stages, 8 microbatches, each data=4 x model=2`, or `... on 1 + 2 ranks`."""
+    groups = None if one.pipeline is None else one.pipeline.ranks
+    if groups is not None:
+        return (
+            f"{describe_pipeline(one.pipeline)}, on {' + '.join(str(len(g)) for g in groups)} ranks"
+        )
     each = f", each {one.meshes[0].mesh}" if one.meshes else ""
     return describe_pipeline(one.pipeline) + each

@@ -12,7 +12,7 @@ from tests.clusters import device, two_levels
 from tests.planning.problems import Captured
 from tfpar.cluster import Link
 from tfpar.pipeline import Pipeline
-from tfpar.planning.inter_op.strategy_search import plans_of_layouts
+from tfpar.planning.inter_op.strategy_search import plans_of_layouts, sizes_of_stages
 from tfpar.planning.inter_op.three_d.cost_model import simulate_strategy
 from tfpar.planning.inter_op.three_d.cost_table import LayerLayout
 from tfpar.planning.inter_op.three_d.from_step import step_table
@@ -40,7 +40,7 @@ def search() -> StepSearch:
 @functools.cache
 def model() -> StrategyProblem:
     request = PlanRequest(MESH, CLUSTER)
-    plans = plans_of_layouts(search(), request)
+    plans = plans_of_layouts(search(), request, sizes_of_stages(request))
     table = step_table(plans, 8, dict.fromkeys(plans, 8), CLUSTER, shards=True)
     return StrategyProblem(table, CLUSTER, 8)
 

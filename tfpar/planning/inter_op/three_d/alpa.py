@@ -65,15 +65,11 @@ class AlpaPlan:
     microbatch: int
     seconds: float
 
-    def strategy(self) -> Strategy3D:
-        """Convert the plan to a strategy, whose stages are equal.
-
-        Raises:
-            PlanError: they are not.
-        """
+    def strategy(self) -> Strategy3D | None:
+        """Convert the plan to a strategy, whose stages are equal; None if they are not."""
         shapes = {(stage.data, stage.tensor) for stage in self.stages}
         if len(shapes) > 1:
-            raise PlanError(f"Stages of {self} have ranks in different shapes.")
+            return None
         ((data, tensor),) = shapes
         counts = tuple(len(stage.layers) for stage in self.stages)
         return Strategy3D(data, tensor, self.microbatch // data, counts)
@@ -106,6 +102,15 @@ def alpa(model: StrategyProblem, equal: bool = False) -> AlpaPlan:
     return best
 
 
+def submesh_sizes(cluster: Cluster) -> list[int]:
+    """Return how many devices a submesh can have: powers of two within a machine, or whole
+    machines."""
+    machines = cluster.machines
+    each = machines.count(machines[0])
+    within = [2**power for power in range(each.bit_length()) if 2**power < each]
+    return [*within, *(n * each for n in range(1, len(machines) // each + 1))]
+
+
 class _Priced(NamedTuple):
     """A shape of a submesh, with some layers; kept bytes are those of a microbatch."""
 
@@ -124,7 +129,7 @@ class SubmeshCosts:
 
     Attributes:
         count: of microbatches.
-        sizes: devices of each submesh: powers of two within a machine, or whole machines.
+        sizes: devices of each submesh; see `submesh_sizes`.
     """
 
     def __init__(
@@ -133,10 +138,7 @@ class SubmeshCosts:
         self.model, self.microbatch, self._shape = model, microbatch, shape
         self.count = model.batch // microbatch
         self._priced: dict[tuple[tuple[tuple[str, int], ...], int], list[_Priced]] = {}
-        machines = model.cluster.machines
-        each = machines.count(machines[0])
-        within = [2**power for power in range(each.bit_length()) if 2**power < each]
-        self.sizes = [*within, *(n * each for n in range(1, len(machines) // each + 1))]
+        self.sizes = submesh_sizes(model.cluster)
         if shape is not None:
             self.sizes = [size for size in self.sizes if size == math.prod(shape)]
 

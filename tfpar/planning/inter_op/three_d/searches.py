@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from tfpar.planning.inter_op.three_d.anneal import ITERATIONS, anneal
-from tfpar.planning.inter_op.three_d.baselines import alpa, megatron, random_search
+from tfpar.planning.inter_op.three_d.baselines import megatron, random_search
 from tfpar.planning.inter_op.three_d.cost_model import simulate_strategy
 from tfpar.planning.inter_op.three_d.evaluation import StrategySearchResult
 from tfpar.planning.inter_op.three_d.exhaustive import exhaustive
@@ -38,7 +38,7 @@ def ranked_strategies(
     """Run a search and return the strategies that it simulates, the fastest first.
 
     Args:
-        search: "anneal", "exhaustive", "random", "alpa" or "megatron".
+        search: "anneal", "exhaustive", "random" or "megatron".
         seed: of what draws strategies at random.
         seconds: after which a search that can ends with what it has.
         progress: is called with each point that is priced.
@@ -46,10 +46,8 @@ def ranked_strategies(
     Raises:
         PlanError: there is no strategy; a MemoryLimitError if none fits.
     """
-    if search == "alpa":
-        return _simulated(model, [alpa(model, equal=True).strategy()])
     if search == "megatron":
-        return _simulated(model, megatron(model))
+        return simulated(model, megatron(model))
     found: StrategySearchResult
     if search == "random":
         found = random_search(model, seed=seed, seconds=seconds, progress=progress)
@@ -63,7 +61,8 @@ def ranked_strategies(
     return sorted(ranked, key=lambda one: one.seconds)
 
 
-def _simulated(model: StrategyProblem, strategies: Iterable[Strategy3D]) -> list[Ranked]:
+def simulated(model: StrategyProblem, strategies: Iterable[Strategy3D]) -> list[Ranked]:
+    """Simulate strategies and return them, the fastest first."""
     found = [Ranked(one, simulate_strategy(model, one).seconds) for one in strategies]
     return sorted(found, key=lambda ranked: ranked.seconds)
 
