@@ -140,7 +140,7 @@ class TracedModel:
             limits=settings.limits,
         )
         scope = GIVEN
-        if settings.objective != "latency":
+        if settings.objective != "latency" or settings.pipeline is not None:
             scope = select_scope(
                 settings.pipeline,
                 settings.pipeline_search,

@@ -28,7 +28,8 @@ from tfpar.planning.candidates import (
 )
 from tfpar.planning.drive import SearchResult
 from tfpar.planning.inter_op.choosing import choose, needed_bytes, reason_of
-from tfpar.planning.inter_op.enumerate_pipelines import MOST, numbers_of_stages
+from tfpar.planning.inter_op.enumerate_pipelines import numbers_of_stages
+from tfpar.planning.inter_op.pipeline_options import MOST
 from tfpar.planning.inter_op.placing import Placing, Proposing
 from tfpar.planning.inter_op.three_d.from_step import LaidOut, step_table
 from tfpar.planning.inter_op.three_d.problem import StrategyProblem

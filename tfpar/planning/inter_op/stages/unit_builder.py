@@ -271,6 +271,7 @@ def _name(part: Sequence[Op]) -> str:
 
 def _flows(graph: Graph, roles: Roles, unit_of: Mapping[Op, int]) -> tuple[Flow, ...]:
     """Return the flows between units; tensors of the same maker and readers are one flow."""
+    trains = BACKWARD in roles.phase.values()
     consumers = graph.consumers()
     weights = {v.handle for v in graph.variables if v.trainable}
     trained: set[Op] = set()  # gradients come back to what depends on weights
@@ -286,7 +287,7 @@ def _flows(graph: Graph, roles: Roles, unit_of: Mapping[Op, int]) -> tuple[Flow,
             reading = {unit_of[r] for r in consumers.get(tensor, ()) if r in unit_of}
             readers = tuple(sorted(reading - {unit_of[op]}))
             if readers:
-                ways = 2 if op in trained and is_floating(tensor.dtype) else 1
+                ways = 2 if trains and op in trained and is_floating(tensor.dtype) else 1
                 key = unit_of[op], readers
                 total[key] = total.get(key, 0.0) + ways * tensor.num_bytes
     return tuple(Flow(source, readers, size) for (source, readers), size in total.items())
