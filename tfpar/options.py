@@ -47,8 +47,9 @@ class Options:
             Ctrl-C ends a search at once: see `tap.SearchInterrupted`. By default `planner="auto"`
             takes no longer than the training under way can gain by it, or about a second.
         objective: what the plan is to be best at. `"step_time"`: the seconds of a step.
-            `"latency"`: those of the forward pass of a Keras model, as `predict` runs it; if the
-            model trains, its weights stay as they lie for that, as far as memory allows.
+            `"latency"`: those of the forward pass of a Keras model, as `predict` runs it, in stages
+            if a `pipeline` is given or searched; if the model trains, its weights stay as they lie
+            for that, as far as memory allows.
             `"samples_per_dollar"`: what a dollar of rent computes, on the devices of the mesh that
             are worth it; `price_per_hour` in the cluster file says what each is rented for.
         cluster: the machines to plan for: a `Cluster`, the name of a preset or a file (TOML or

@@ -239,10 +239,11 @@ def _check_objective(settings: Settings) -> None:
             f"Give objective={objective!r} where plans are searched: with a plan, or planner=None, "
             f"there is nothing to choose from."
         )
-    if objective == "latency" and settings.pipeline is not None:
+    if objective == "latency" and settings.pipeline_search is not None:
         raise ArgumentError(
-            "Give objective='latency' or a pipeline, not both: a forward pass has no microbatches "
-            "that its stages could work on at the same time, so that stages only make it longer."
+            f"search={settings.pipeline_search.search!r} searches pipelines of training steps, by "
+            f"tables of forward and backward passes. For objective='latency' give pipeline='auto', "
+            f"which prices forward passes."
         )
 
 

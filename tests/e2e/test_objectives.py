@@ -29,6 +29,13 @@ def build(compiled: bool = False) -> keras.Model:
     return model
 
 
+def deep() -> keras.Model:
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(1)
+    wide = [layers.Dense(40, "relu", name=f"fc{i}") for i in range(6)]
+    return keras.Sequential([keras.Input((8,)), *wide, layers.Dense(6, name="out")], name="m")
+
+
 def specs(model: keras.Model) -> dict[str, object]:
     return {n: v.spec for n, v in tap.plan_of(model).variables.items() if v.trainable}
 
@@ -51,6 +58,52 @@ def test_a_model_that_only_predicts_runs_where_one_device_has_no_room():
         assert any(spec != (tap.Replicate(),) * len(spec) for spec in specs(model).values())
     with pytest.raises(MemoryLimitError, match="4 ranks share all weights"):
         tap.plan(build, X, 4, "cpu", objective="latency", memory_limit="10 kB")
+
+
+SLOW_LINKS = Cluster.regular(
+    "slow links", Device({"float32": 1e8}, 24e3, 1e9, name="small"), [Level(2, 1e6, 1e-5)]
+)
+"""Splitting a weight costs more than waiting for another stage, and one device has no room."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [1, 8])
+def test_a_model_that_only_predicts_gets_stages_where_links_are_slow(rows):
+    expected = deep().predict(X, batch_size=rows, verbose=0)
+    options = {"objective": "latency", "planner": "tap", "pipeline": "auto"}
+    found = tap.plan(deep, X[:rows], 2, SLOW_LINKS, **options)
+    assert found.stages.num_stages >= 2 == found.num_ranks
+    assert found.microbatches <= rows and found.fits(24e3)
+    assert found.findings.baselines[0].memory_bytes > 24e3
+    assert {ran.task[1] for ran in found.stages.cost.tasks} == {"F"}
+    split = next(one for one in found.findings.rivals if one.name.startswith("no stages"))
+    assert split.seconds > found.cost.seconds
+    with tap.auto_parallel(plan=found, verbose=0):
+        given = deep()
+    with tap.auto_parallel(2, cluster=SLOW_LINKS, verbose=0, **options):
+        searched = deep()
+    for model in (given, searched):
+        np.testing.assert_allclose(
+            model.predict(X, batch_size=rows, verbose=0), expected, rtol=1e-5, atol=1e-6
+        )
+        assert tap.plan_of(model).cost == found.cost
+
+
+@pytest.mark.slow
+def test_whoever_trains_after_predictions_in_stages_trains_in_them():
+    expected = build(compiled=True)
+    before = expected.predict(X, batch_size=12, verbose=0)
+    history = expected.fit(X, Y, batch_size=12, verbose=0).history["loss"]
+    pipeline = tap.Pipeline(2, 3)
+    with tap.auto_parallel(2, objective="latency", planner="tap", pipeline=pipeline, verbose=0):
+        model = build(compiled=True)
+    found = model.predict(X, batch_size=12, verbose=0)
+    np.testing.assert_allclose(found, before, rtol=1e-5, atol=1e-6)
+    owners = tap.plan_of(model).stages.owners
+    found = model.fit(X, Y, batch_size=12, verbose=0).history["loss"]
+    assert found == pytest.approx(history, rel=1e-5)
+    trained = tap.plan_of(model).stages
+    assert {name: trained.owners[name] for name in owners} == owners and trained.num_stages == 2
 
 
 @pytest.mark.slow
@@ -89,8 +142,8 @@ def test_a_constraint_that_predictions_do_not_have_is_refused():
 def test_what_leaves_nothing_to_decide_is_refused():
     with pytest.raises(ArgumentError, match="^Give objective='latency' where plans are searched"):
         tap.Options(objective="latency", planner=None)
-    with pytest.raises(ArgumentError, match="^Give objective='latency' or a pipeline, not both"):
-        tap.Options(objective="latency", pipeline="auto")
+    with pytest.raises(ArgumentError, match=r"^search='anneal' searches .* give pipeline='auto'"):
+        tap.Options(objective="latency", pipeline=tap.Pipeline("auto", search="anneal"))
     with pytest.raises(ArgumentError, match=r"rank 0 \(CPU\) of cluster 'cpu' is not known"):
         tap.auto_parallel(2, objective="samples_per_dollar", cluster="cpu")
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfpar as tap
 from tests.e2e.test_mixed_precision import numbers, perceptron
@@ -55,6 +58,46 @@ def test_stages_that_cannot_be_are_refused():
         fitted(constraints=[tap.stage("fc1", 1), tap.stage("fc2", 0)], **piped())
     with pytest.raises(SpecError, match="there is no pipeline of several stages"):
         fitted(constraints=tap.stage("fc1", 1))
+
+
+class Doubled(keras.layers.Layer):
+    """A loop of one's own, which reads no weight."""
+
+    def call(self, x):
+        return tf.while_loop(lambda i, h: i < 9, lambda i, h: (i + 1, tf.sin(h + h)), (0, x))[1]
+
+
+def recurrent() -> keras.Model:
+    layers = [
+        keras.layers.LSTM(16, return_sequences=True),
+        keras.layers.LSTM(16, return_sequences=True),
+        keras.layers.Bidirectional(keras.layers.GRU(16, return_sequences=True)),
+        Doubled(),
+        keras.layers.RNN([keras.layers.LSTMCell(16), keras.layers.LSTMCell(16)]),
+        keras.layers.Dense(1),
+    ]
+    model = keras.Sequential([keras.Input((32, 16)), *layers])
+    model.compile("sgd", "mse")
+    return model
+
+
+@pytest.mark.slow
+def test_loops_that_are_longer_than_a_stage_are_named_with_their_lines():
+    batch, options = (np.zeros((64, 32, 16)), np.zeros((64, 1))), {"planner": "tap"}
+    with pytest.raises(PlanError, match="512 stages are too many") as error:
+        tap.plan(recurrent, batch, [512], "cpu", pipeline=tap.Pipeline(512, 1), **options)
+    first = recurrent.__code__.co_firstlineno + 2
+    for name, line in {
+        "of LSTM '[^']*/lstm(_[0-9]+)?'": first,
+        "of LSTM '[^']*/lstm_[0-9]+'": first + 1,
+        "of GRU '[^']*/bidirectional[^']*/forward_gru[^']*'": first + 2,
+        "of GRU '[^']*/bidirectional[^']*/backward_gru[^']*'": first + 2,
+        "of Doubled '[^']*'": first + 3,
+        "of RNN '[^']*'": first + 4,
+    }.items():
+        said = rf"/while' {name}, made in test_pipelines_refused\.py:{line} \(its part takes"
+        assert re.search(said, str(error.value)), (said, str(error.value))
+    assert str(error.value).endswith("(unroll=True of a Keras RNN), can be in several.")
 
 
 @pytest.mark.slow

@@ -48,6 +48,8 @@ class PipelineCostModel:
         step_s: that a step takes besides; see `Cluster`.
         limits: bytes that a rank of each actor may hold: the least of its devices.
         host_limits: the same of the memory of their hosts; infinite where that is not known.
+        trains: whether the step has a backward pass. One that has none runs the forward tasks of a
+            schedule, in their order; its backward tasks take no time and hold nothing.
     """
 
     ranks: tuple[tuple[int, ...], ...]
@@ -58,6 +60,7 @@ class PipelineCostModel:
     step_s: float
     limits: tuple[float, ...]
     host_limits: tuple[float, ...]
+    trains: bool = True
 
     @classmethod
     def of(
@@ -86,7 +89,7 @@ class PipelineCostModel:
         Raises:
             TfparError: the cluster has fewer ranks.
         """
-        steps = [step, *others]
+        steps, recompute = [step, *others], recompute and step.trains
         layout_of = layout_of or [0] * (max(actors) + 1)
         sizes = [steps[n].laid.mesh.size // step.microbatches for n in layout_of]
         cluster = cluster.part(order) if order else cluster
@@ -124,6 +127,7 @@ class PipelineCostModel:
             cluster.step_s,
             tuple(part.device.memory_bytes for part in parts),
             tuple(part.host_share_bytes for part in parts),
+            step.trains,
         )
 
     def tasks(self, schedule: Schedule) -> TaskGraph:
@@ -135,6 +139,8 @@ class PipelineCostModel:
         Raises:
             ScheduleError: other stages, or tasks that wait for each other; shows the cycle.
         """
+        if not self.trains:
+            schedule = Schedule(tuple(tuple(sorted(o, key=_is_backward)) for o in schedule.orders))
         if self.graph.joins:
             orders = [sorted(order, key=_by_stage) for order in schedule.orders]
             schedule = Schedule(tuple(map(tuple, orders)))
@@ -182,6 +188,10 @@ def _beside(
     return found
 
 
+def _is_backward(task: Task) -> bool:
+    return task.kind != "F"
+
+
 def _by_stage(task: Task) -> tuple[bool, int, int]:
     is_forward = task.kind == "F"
     return not is_forward, task.stage if is_forward else -task.stage, task.micro
@@ -225,7 +235,11 @@ def staged_cost(
         timeline.seconds + prices.step_s,
         timeline.bubble,
         tuple(shares),
-        tasks=tuple(TaskTime(ran.start, ran.end, str(ran.task)) for ran in timeline.events),
+        tasks=tuple(
+            TaskTime(ran.start, ran.end, str(ran.task))
+            for ran in timeline.events
+            if prices.trains or ran.task.kind == "F" or ran.end > ran.start
+        ),
         sends=tuple(
             SendTime(
                 sent.start,

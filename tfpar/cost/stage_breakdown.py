@@ -156,7 +156,7 @@ def _price(step: TaskPartition, tasks: _TaskTerms, memory: StageMemory) -> Stage
         waiting["I"] += waiting["F"]
     taken: dict[str, float] = {kind: compute[kind] + waiting[kind] for kind in ORDER}
     held = memory.held()
-    sums = total.weight_bytes + held.sums
+    sums = total.weight_bytes + held.sums if step.trains else 0.0
     cost = StageProfile(
         {**taken, "B": taken["I"] + taken["W"]},
         total.weight_bytes + total.state_bytes + sums + held.others,

@@ -151,9 +151,17 @@ class StageMemory:
             is_read = self.step.roles.phase[maker] == FORWARD and not here.isdisjoint(backward)
             if is_read and not (self.recompute and is_mine):
                 kept += self._size(*buffer)
+        if not self.step.trains:  # what the step gives, until its last microbatch has run
+            kept += self._given()
         if self.recompute:
             kept -= self.transfers.in_slices(self.stage)  # it gathers them again
         return max(kept, self._past_joins()), for_weights
+
+    def _given(self) -> float:
+        """Bytes of what a microbatch makes that the step returns."""
+        laid = self.step.laid
+        own = (t for t in {*laid.graph.outputs} if self.step.stage[t.op] == self.stage)
+        return sum(self._size(t, laid.specs[t]) for t in own)
 
     def _past_joins(self) -> float:
         """The most that is stored of a microbatch past a join."""

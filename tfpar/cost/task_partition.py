@@ -50,6 +50,11 @@ class TaskPartition:
         return self.laid.mesh.shape[-1]
 
     @functools.cached_property
+    def trains(self) -> bool:
+        """Whether it has a backward pass; else it consists of forward tasks."""
+        return BACKWARD in self.roles.phase.values()
+
+    @functools.cached_property
     def runs(self) -> Runs:
         """Number of runs of its ops."""
         return count_runs(self.laid, self.roles, self.statistics)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tfpar.ir.graph import Gradient, Graph, Tensor
 
@@ -17,11 +17,13 @@ class StepGraph:
         num_arguments: how many graph inputs are arguments.
         gradients: what enters the optimizers, in order, as tensors of `graph`; empty for a step
             without one. `rewrite` keeps them valid.
+        layers: of the model, for messages; empty where there is none.
     """
 
     graph: Graph
     num_arguments: int
     gradients: list[Gradient] = dataclasses.field(default_factory=list, kw_only=True)
+    layers: Sequence[ModelLayer] = dataclasses.field(default=(), kw_only=True)
 
     @property
     def arguments(self) -> list[Tensor]:

@@ -30,8 +30,6 @@ def balance_shares(plan: Plan, problem: Problem, cluster: Cluster, batch_size: i
         return plan
     with collection_paused():
         step = make_step_pricer(plan, problem, machines)
-        if step is None:
-            return plan
         return optimize_shares(step, plan, machines, batch_size, problem.memory_limit)
 
 

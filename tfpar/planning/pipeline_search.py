@@ -109,6 +109,7 @@ def search_step(
             request.cluster.device.memory_bytes,
             request.mesh.size,
             scope.why_enough,
+            search.trains,
         )
     result = search_plan(outer, evaluator)
     plan = result.best.plan
@@ -122,7 +123,9 @@ def search_step(
             try:
                 plan = attach_idle_times(result, request.cluster, search.batch_size)
                 plan = attach_turning_points(plan, request.cluster.device.memory_bytes)
-                plan = attach_break_even(plan, result, request, search.batch_size, scope.enough)
+                plan = attach_break_even(
+                    plan, result, request, search.batch_size, scope.enough, search.trains
+                )
             except KeyboardInterrupt:
                 found = functools.partial(plan.with_findings, cut_short=True)
                 raise SearchInterrupted(found) from None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 
 from tfpar.cluster.description import Cluster, Device
 from tfpar.cluster.network import likeness
 from tfpar.constraints import PutInStage
 from tfpar.cost.cost import Cost
+from tfpar.ir.roles import BACKWARD, Roles
 from tfpar.ir.step import StepGraph
 from tfpar.pipeline import Pipeline
 from tfpar.planning.cache import PlanCache
@@ -27,7 +29,6 @@ from tfpar.planning.completion import balance_shares, cost_on_one_device
 from tfpar.planning.deadline import Deadline
 from tfpar.planning.drive import search_plan
 from tfpar.planning.incumbent import IncumbentCallback, MakePlan, SearchInterrupted
-from tfpar.planning.inter_op.enumerate_pipelines import FILLED
 from tfpar.planning.inter_op.machine_order import (
     ActorSlots,
     Groups,
@@ -36,6 +37,7 @@ from tfpar.planning.inter_op.machine_order import (
     fastest_orders,
 )
 from tfpar.planning.inter_op.machine_types import search_machine_types
+from tfpar.planning.inter_op.pipeline_options import FILLED
 from tfpar.planning.inter_op.placing import GivenPipeline
 from tfpar.planning.inter_op.relaxed_estimate import RelaxedEstimate, estimate_relaxed
 from tfpar.planning.inter_op.stage_planner import assign_stages
@@ -82,6 +84,12 @@ class StepSearch:
             self.step, self.batch_size, self.laid, self.state_ratio, self.part
         )
         self._has_told_of_miss = False
+
+    @functools.cached_property
+    def trains(self) -> bool:
+        """Whether the step has a backward pass."""
+        roles = Roles.of(self.step.graph, self.step.gradient_tensors)
+        return BACKWARD in roles.phase.values()
 
     def __call__(self, request: PlanRequest) -> tuple[Plan, Problem]:
         """The plan that is found for a request as it is, and its problem.
@@ -177,7 +185,7 @@ class StepSearch:
         )
 
     def reprice(self, plan: Plan, request: PlanRequest, everyone: Mesh) -> Plan:
-        """Price a plan in force on the machines of a request; without a cost if it does not train.
+        """Price a plan in force on the machines of a request.
 
         Args: as of `repricer`.
         """
@@ -205,8 +213,6 @@ class StepSearch:
         step = make_step_pricer(plan, self.problem(asked), asked.cluster)
 
         def price(cluster: Cluster) -> Plan:
-            if step is None:
-                return plan.with_findings(cost=None)
             priced = price_on(step.on(cluster), plan, cluster, self.batch_size)
             return dataclasses.replace(priced, cluster=cluster)
 
@@ -454,6 +460,8 @@ class _StagedStep:
         )
 
     def price(self, plan: Plan) -> Plan | None:
+        if self.search.part:
+            return None
         assert self.request.pipeline is not None, "a request for stages"
         price = price_best_schedule if self.request.pipeline.picks_schedule else price_plan
         return price(plan, self.problem, self.request.cluster)

@@ -17,7 +17,6 @@ from tfpar.compile import simplify_step
 from tfpar.compile.passes import Observer, dump_of, ignore_pass
 from tfpar.constraints import batch_axes
 from tfpar.ir.graph import itemsize
-from tfpar.ir.step import ModelLayer
 from tfpar.options import ClusterLike
 from tfpar.planning.completion import attach_partitioned
 from tfpar.planning.incumbent import SearchInterrupted
@@ -51,7 +50,6 @@ class TracedModel:
         batch_size: of the batch that it was traced for.
         state_ratio: bytes of optimizer slots per byte of weight.
         jit_compile: whether XLA compiles the step.
-        layers: of the model, itself the first.
         observe: is called with the result of each pass over the step.
     """
 
@@ -60,7 +58,6 @@ class TracedModel:
     batch_size: int | None
     state_ratio: float
     jit_compile: bool
-    layers: tuple[ModelLayer, ...] = ()
     observe: Observer = ignore_pass
 
     @classmethod
@@ -96,10 +93,10 @@ class TracedModel:
         with _told(f"tracing the {'predict' if predicts else 'train'} step", settings):
             capture = state.step("predict").capture if predicts else state.capture_gradients
             step = capture(specs)
+            step.layers = layers_of(model)
             simplify_step(step, observe)
         ratio, size = 0.0 if predicts else slot_ratio(model), batch_size_of(specs)
-        layers, jit_compile = layers_of(model), bool(model.jit_compile)
-        return cls(step, settings, size, ratio, jit_compile, layers, observe)
+        return cls(step, settings, size, ratio, bool(model.jit_compile), observe)
 
     def plan(self, mesh: Mesh, cluster: ClusterLike | None, report: Reporter) -> Plan:
         """The plan for `mesh` on `cluster` (None: machines like this one), with all its tensors
@@ -113,13 +110,14 @@ class TracedModel:
             plan, problem = self.find(mesh, cluster, report)
         except SearchInterrupted as stopped:
             best = stopped
-            raise SearchInterrupted(lambda: best.plan and best.plan.of_model(self.layers)) from None
+            layers = self.step.layers
+            raise SearchInterrupted(lambda: best.plan and best.plan.of_model(layers)) from None
         machines = resolve_cluster(mesh, cluster, self.settings)
         if plan.num_ranks < mesh.size and plan.cluster is not None:
             machines = plan.cluster  # the part that is worth its rent
         laid = attach_partitioned(plan, problem, machines)
         self.observe("propagate", lambda: str(laid.partitioned))
-        return laid.of_model(self.layers)
+        return laid.of_model(self.step.layers)
 
     def find(
         self, mesh: Mesh, cluster: ClusterLike | None, report: Reporter
@@ -145,7 +143,7 @@ class TracedModel:
             num_ranks=mesh.size,
         )
         scope = GIVEN
-        if settings.objective != "latency":
+        if settings.objective != "latency" or settings.pipeline is not None:
             scope = select_scope(
                 settings.pipeline,
                 settings.pipeline_search,

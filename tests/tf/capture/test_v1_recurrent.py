@@ -17,6 +17,7 @@ from tests.tf.capture.test_v1_training import (
     compare,
     control_flow_of_version_1,
 )
+from tfpar.spec import PlanError
 
 v1 = tf.compat.v1
 __all__ = ["control_flow_of_version_1"]  # a fixture of every test here
@@ -167,3 +168,13 @@ def test_a_recurrent_network_trains(cell, optimizer, lengths, mesh, options, tmp
     (step,) = program._steps.values()
     (executable,) = step.executables.values()
     assert {"table", "head"} < {g.variable for g in executable.captured.gradients}
+
+
+def test_a_loop_that_is_longer_than_a_stage_is_named():
+    """By its own name: of a graph no layers are known."""
+    script = Recurrent(rnn_cell_impl.GRUCell, OPTIMIZERS["descent"](), False)
+    options = {"planner": "tap", "pipeline": tap.Pipeline(64, 1)}
+    program = tap.GraphProgram(script.graph, tap.split([64]), **options)
+    with pytest.raises(PlanError, match="64 stages are too many") as error:
+        program.run(script.train, script.feeds)
+    assert "The loop 'rnn/while' (its part takes" in str(error.value)

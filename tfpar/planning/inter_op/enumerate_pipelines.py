@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 from tfpar.cost.cost import Cost
 from tfpar.pipeline import Pipeline
-from tfpar.pipeline.generators import MOST_PASSES
 from tfpar.planning.candidates import (
     BestSchedule,
     OtherMicrobatches,
@@ -31,6 +30,7 @@ from tfpar.planning.candidates import (
 )
 from tfpar.planning.drive import Evaluator, SearchResult
 from tfpar.planning.inter_op.choosing import choose, needed_bytes, order_of, reason_of
+from tfpar.planning.inter_op.pipeline_options import PipelineOptions
 from tfpar.planning.inter_op.placing import Placing, Proposing
 from tfpar.planning.inter_op.relaxed_estimate import RelaxedEstimate
 from tfpar.planning.objective import UNCERTAINTY
@@ -50,20 +50,14 @@ from tfpar.spec.quantities import format_bytes
 PATIENCE = 2
 """After how many numbers of microbatches in a row that are no better no others are priced."""
 
-FILLED = 4
-"""Microbatches for each stage that are tried first: the bubble is a quarter of the work then."""
-
-MOST = 16
-"""Microbatches for each stage beyond which nothing is gained: the bubble is a sixteenth then."""
-
 STAGES_OF_EACH = (2, 4)
 """Numbers of stages that each actor may have in place of one, where ranks wait long for others."""
 
 _UNCUT = "the batch cannot be cut in microbatches, of which stages need several"
 
 LEAST = 2
-"""Number of `_tries` that are considered where memory is short: those with the most microbatches,
-whose meshes are the same, without and with a second forward pass."""
+"""Number of pipelines that are tried where memory is short: those with the most microbatches, whose
+meshes are the same, without and with a second forward pass."""
 
 ROOMY = 2 / 3
 """Fraction of the memory that a plan may store, by the relaxed estimate, for one that fits to be
@@ -123,6 +117,8 @@ class EnumeratePipelines(Placing):
         ranks: of the job. Microbatches are cut so that those of a stage can share them evenly.
         why_enough: is said of the stages that are not planned once a candidate is good enough; if
             empty, nothing is.
+        trains: whether the step has a backward pass. One that has none may run in one microbatch:
+            stages then share its weights, and take no longer than one device with room for all.
     """
 
     def __init__(
@@ -133,13 +129,14 @@ class EnumeratePipelines(Placing):
         memory_limit: float,
         ranks: int,
         why_enough: str = "",
+        trains: bool = True,
     ) -> None:
         super().__init__(evaluator)
         self._stages = stages
         self._memory_limit = memory_limit
         self._ranks = ranks
         self._why_enough = why_enough
-        self._cuts = divisors(batch_size or 1)
+        self._options = PipelineOptions(divisors(batch_size or 1), trains)
         self._found: list[SolvedCandidate] = []
         self._lost: list[Candidate] = []
         self._errors: dict[int, TfparError] = {}
@@ -149,7 +146,7 @@ class EnumeratePipelines(Placing):
 
     def proposals(self) -> Iterator[Proposal]:
         for number in self._stages:
-            if number > 1 and len(self._cuts) == 1:
+            if number > 1 and self._options.is_uncut:
                 name = stages_text(number)
                 self._lost.append(Candidate(name, reason=f"not searched: {_UNCUT}"))
                 continue
@@ -211,7 +208,7 @@ class EnumeratePipelines(Placing):
         estimate it."""
         is_short = any(not ranked.is_roomy for ranked in self._ranked.values())
         # Where memory is short already, only those that store least.
-        tries = _tries(number, self._cuts, self._ranks // number, LEAST if is_short else None)
+        tries = self._options.tries(number, self._ranks // number, LEAST if is_short else None)
         estimates: dict[int, RelaxedEstimate] = {}
         for at, pipeline in enumerate(tries[:1] if number == 1 else tries):
             estimate = self.evaluator.estimate(pipeline)
@@ -239,7 +236,7 @@ class EnumeratePipelines(Placing):
         """Return the best estimate in so many stages with fewer microbatches, as long as these pay
         and fit, and its pipeline."""
         most = 1 if pipeline is None else pipeline.num_microbatches
-        for count in reversed([m for m in self._worth_it(number) if 1 < m < most]):
+        for count in reversed([m for m in self._options.worth_pricing(number) if m < most]):
             fewer = Pipeline(number, count)
             other = self.evaluator.estimate(fewer)
             if other is None or not other.fits or other.seconds >= estimate.seconds:
@@ -266,7 +263,7 @@ class EnumeratePipelines(Placing):
     def _leave_by_bound(self, number: int) -> None:
         """Keep what the work of a step in so many stages costs alone, if anything is said of it."""
         if self._why_enough:
-            pipeline = _tries(number, self._cuts, self._ranks // number)[0]
+            pipeline = self._options.tries(number, self._ranks // number)[0]
             self._leave(pipeline, self.evaluator.bound(pipeline), self._why_enough)
 
     def _leave(self, pipeline: Pipeline | None, cost: Cost | None, why: str) -> None:
@@ -309,7 +306,8 @@ class EnumeratePipelines(Placing):
 
     def _plan_unlike(self) -> Iterator[Proposal]:
         """Plan stages on unlike numbers of ranks, where machines differ and that may be faster."""
-        for tries in unlike_pipelines(self.evaluator, min(self._found, key=order_of), self._cuts):
+        best = min(self._found, key=order_of)
+        for tries in unlike_pipelines(self.evaluator, best, self._options):
             yield from self._plan(tries[0].num_stages, tries)
 
     def _first(self, tries: Sequence[Pipeline | None]) -> Proposing:
@@ -318,7 +316,9 @@ class EnumeratePipelines(Placing):
         tried: list[Candidate] = []
         for pipeline in tries:
             try:
-                first = yield from self.place(pipeline, pipeline and pipeline.rank_order)
+                first = yield from self.place(
+                    pipeline, None if pipeline is None else pipeline.rank_order
+                )
             except MemoryLimitError as larger:
                 error = min(error or larger, larger, key=needed_bytes)
                 move = "no microbatches" if pipeline is None else _microbatches_text(pipeline)
@@ -381,9 +381,9 @@ class EnumeratePipelines(Placing):
         plan = first.plan
         if number == 1 and plan.microbatches == 1:
             return  # accumulation saves memory, of which there is enough
-        options = self._worth_it(number)
-        if number > 1 and is_even(plan, self._cuts[-1], plan.microbatches):
-            options = [m for m in options if is_even(plan, self._cuts[-1], m)]
+        options, samples = self._options.worth_pricing(number), self._options.cuts[-1]
+        if number > 1 and is_even(plan, samples, plan.microbatches):
+            options = [m for m in options if is_even(plan, samples, m)]
         more = [m for m in options if m > plan.microbatches]
         fewer = [m for m in reversed(options) if m < plan.microbatches]
         recompute = plan.stages is not None and plan.stages.recompute
@@ -406,27 +406,20 @@ class EnumeratePipelines(Placing):
             if best < first.seconds:
                 return
 
-    def _worth_it(self, number: int) -> list[int]:
-        """Microbatches for so many stages: enough to fill them."""
-        if number == 1:
-            return self._cuts[1:]
-        few = _possible(self._cuts, number)
-        return [m for m in few if m > 1 and number <= 2 * m <= 2 * MOST * number]
-
 
 def unlike_pipelines(
-    evaluator: Evaluator, given: SolvedCandidate, cuts: Sequence[int]
+    evaluator: Evaluator, given: SolvedCandidate, options: PipelineOptions
 ) -> Iterator[list[Pipeline]]:
     """Yield pipelines in stages on unlike numbers of ranks, where machines differ and that may be
     faster than a candidate: for each way to share out ranks, those to be tried in their order.
 
     Args:
-        cuts: the numbers of microbatches that there can be.
+        options: of the step.
     """
-    if len(cuts) == 1:
+    if options.is_uncut:
         return
     for groups in evaluator.unlike_groups(given):
-        tries = _tries(len(groups), cuts, math.lcm(*map(len, groups)))
+        tries = options.tries(len(groups), math.lcm(*map(len, groups)))
         yield [dataclasses.replace(one, ranks=groups) for one in tries if one is not None]
 
 
@@ -452,39 +445,6 @@ def _check_work(plan: Plan) -> None:
     for stage, share in enumerate(() if cost is None else cost.stages):
         if not share.forward_s + share.backward_s + share.update_s:
             raise PlanError(f"Stage {stage} would have no work. Ask for fewer stages.")
-
-
-def _tries(
-    number: int, cuts: Sequence[int], size: int, most: int | None = None
-) -> list[Pipeline | None]:
-    """Pipelines with so many stages, each of which stores less than those before.
-
-    Args:
-        cuts: the numbers of microbatches that there can be, the last of as many as samples; of
-            several stages, one beside 1 at least.
-        size: ranks of a stage.
-        most: how many of them, those that store least; by default all.
-    """
-    if number == 1:
-        return list(dict.fromkeys([None, Pipeline(microbatches=cuts[-1])]))
-    few = _possible(cuts, number)
-    filled = [_even(few, f * number, size, cuts[-1]) for f in (FILLED, FILLED * 2, MOST)]
-    ways = list(dict.fromkeys([*((m, False) for m in filled), (filled[-1], True)]))
-    return [Pipeline(number, m, recompute=again) for m, again in ways[-(most or len(ways)) :]]
-
-
-def _possible(cuts: Sequence[int], number: int) -> list[int]:
-    """The numbers of microbatches that so many stages can run in a schedule."""
-    return [m for m in cuts if m * number <= MOST_PASSES]
-
-
-def _even(cuts: Sequence[int], most: int, size: int, samples: int) -> int:
-    """Choose a number of microbatches, `most` or up to half as many, whose samples most ranks of a
-    stage can share evenly; of one, stages would work one after the other."""
-    several = [m for m in cuts if m > 1] or cuts
-    near = [m for m in several if most < 2 * m <= 2 * most]
-    near = near or [max((m for m in several if m <= most), default=several[0])]
-    return max(near, key=lambda m: (math.gcd(size, samples // m), m))
 
 
 def _interleaved(plan: Plan) -> Iterator[Pipeline]:

@@ -58,7 +58,6 @@ def attach_idle_times(result: SearchResult, cluster: Cluster, batch_size: int | 
             return plan
         with collection_paused():
             cut = PipelinePricer.of(plan, candidate.problem)
-            assert cut is not None, "a step that trains"
             slow = slowest_ranks(PipelineStepPricer(cut, cluster), plan, cluster, batch_size)
             prices = cut.prices(plan, cluster, *slow)
             cost = split_idle_time(plan.cost, prices, plan.stages.schedule)
@@ -72,7 +71,12 @@ def attach_idle_times(result: SearchResult, cluster: Cluster, batch_size: int | 
 
 
 def attach_break_even(
-    plan: Plan, result: SearchResult, request: PlanRequest, batch_size: int | None, enough: Enough
+    plan: Plan,
+    result: SearchResult,
+    request: PlanRequest,
+    batch_size: int | None,
+    enough: Enough,
+    trains: bool = True,
 ) -> Plan:
     """Attach to `plan` how fast links would have to be for the fastest of its rivals to be taken.
 
@@ -84,7 +88,7 @@ def attach_break_even(
         plan: the best of `result`.
         request: that was searched.
         batch_size: of the step.
-        enough: as of the search.
+        enough, trains: as of the search.
     """
     if not result.others or plan.cost is None:
         return plan
@@ -98,7 +102,9 @@ def attach_break_even(
     def wins(factor: float) -> bool:
         evaluator = LinkFactorEvaluator(steps, request, factor, enough)
         limit = evaluator.cluster.device.memory_bytes
-        search = EnumeratePipelines(evaluator, sorted(steps), batch_size, limit, request.mesh.size)
+        search = EnumeratePipelines(
+            evaluator, sorted(steps), batch_size, limit, request.mesh.size, trains=trains
+        )
         return search_plan(search, evaluator).best.num_actors != best.num_actors
 
     rival_found, *rest = plan.findings.rivals
@@ -196,8 +202,6 @@ class PlanRepricer:
         cluster = cluster or self.cluster
         try:
             plan = apply_schedule(self.candidate.plan, pipeline, self.candidate.problem)
-            if self._step is None:
-                return None
             return price_on(self._step.on(cluster), plan, cluster, self.batch_size)
         except ScheduleError:
             return None
@@ -211,7 +215,7 @@ class PlanRepricer:
         return price_own_shares(step, step.cut.scheduled(plan, cluster), cluster, self.batch_size)
 
     @functools.cached_property
-    def _step(self) -> StepPricer | None:
+    def _step(self) -> StepPricer:
         return make_step_pricer(self.candidate.plan, self.candidate.problem, self.cluster)
 
 

@@ -15,7 +15,7 @@ from tfpar.constraints import Constraint, PutInStage, resolve_stages
 from tfpar.ir.graph import Graph, Op
 from tfpar.ir.planning_graph import planning_graph
 from tfpar.ir.roles import BACKWARD, Roles, trains
-from tfpar.ir.step import StepGraph
+from tfpar.ir.step import ModelLayer, StepGraph
 from tfpar.pipeline import Pipeline
 from tfpar.pipeline.colocation import infer_variable_stages, readers_of
 from tfpar.pipeline.graph import check_schedule
@@ -216,17 +216,19 @@ class _Uncut:
         graph: the part of it that is searched.
         roles: of its ops.
         ops: that are to be given a stage.
+        layers: of the model, for messages.
     """
 
     graph: Graph
     roles: Roles
     ops: Sequence[Op]
+    layers: Sequence[ModelLayer]
 
     @classmethod
     def of(cls, step: StepGraph, jit_compile: bool) -> _Uncut:
         graph = planning_graph(step.graph, step.gradients).graph
         roles = Roles.of(graph, step.gradient_tensors, jit_compile=jit_compile)
-        return cls(graph, roles, assignable(graph, roles))
+        return cls(graph, roles, assignable(graph, roles), step.layers)
 
     @functools.cached_property
     def alone(self) -> SingleDeviceProfile:
@@ -270,6 +272,7 @@ def _assigned(
             before=laid,
             links=between,
             tolerance=tolerance,
+            layers=step.layers,
             deadline=deadline,
         )
         if tolerance:  # of 0, stages are as balanced as they can be

@@ -31,11 +31,11 @@ from tfpar.planning.candidates import (
 from tfpar.planning.drive import SearchResult
 from tfpar.planning.inter_op.choosing import choose, needed_bytes, order_of, reason_of
 from tfpar.planning.inter_op.enumerate_pipelines import (
-    MOST,
     is_even,
     numbers_of_stages,
     unlike_pipelines,
 )
+from tfpar.planning.inter_op.pipeline_options import MOST, PipelineOptions
 from tfpar.planning.inter_op.placing import Placing, Proposing
 from tfpar.planning.inter_op.three_d.alpa import AlpaPlan, submesh_sizes
 from tfpar.planning.inter_op.three_d.baselines import alpa
@@ -137,8 +137,9 @@ class StrategySearch(Placing):
     def _plan_unlike(self) -> Iterator[Proposal]:
         """Plan stages on unlike numbers of ranks, where machines differ and that may be faster: of
         those on the same ranks, the first that fits."""
-        cuts, best = divisors(self._search.batch_size or 1), min(self._found, key=order_of)
-        for tries in unlike_pipelines(self.evaluator, best, cuts):
+        best = min(self._found, key=order_of)
+        options = PipelineOptions(divisors(self._search.batch_size or 1))
+        for tries in unlike_pipelines(self.evaluator, best, options):
             for pipeline in tries:
                 known = len(self._found)
                 pipeline = dataclasses.replace(pipeline, schedule=AUTO)

@@ -63,7 +63,7 @@ class StageStep(Protocol):
         ...
 
     def price(self, plan: Plan) -> Plan | None:
-        """Price a plan in stages; None if the step does not train."""
+        """Price a plan in stages; None if the step is part of a planned one, whose stages hold."""
         ...
 
 
@@ -90,7 +90,7 @@ class StagedFit:
 
     def run(self, layout: Plan) -> Plan:
         """Return a layout in stages that fit, or another one, with what it costs so; without a cost
-        if the step does not train.
+        if the step has no price.
 
         Args:
             layout: that was found for all memory.
@@ -268,17 +268,16 @@ class Reassign:
 def with_prices(plan: Plan, problem: Problem, cluster: Cluster) -> Plan:
     """Price a plan with stages that was not searched.
 
-    It stays without where it does not train, or where an actor has nothing to do that takes time:
-    such a plan runs, though nobody would find it.
+    It stays without where an actor has nothing to do that takes time: such a plan runs, though
+    nobody would find it.
 
     Args:
         cluster: the machines of all ranks.
     """
     try:
-        priced = price_plan(plan, problem, cluster)
+        return dataclasses.replace(price_plan(plan, problem, cluster), cluster=cluster)
     except PlanError:
         return plan
-    return plan if priced is None else dataclasses.replace(priced, cluster=cluster)
 
 
 def check_given(plan: Plan) -> None:

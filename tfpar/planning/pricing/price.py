@@ -20,7 +20,7 @@ from tfpar.cost.evaluation import evaluate
 from tfpar.cost.pipeline_cost import PipelineCost
 from tfpar.cost.sub_batch_cost import chunked_cost, microbatched_cost
 from tfpar.ir.collection import collection_paused
-from tfpar.ir.roles import Roles
+from tfpar.ir.roles import BACKWARD, Roles
 from tfpar.pipeline.statistics import BatchStatistics
 from tfpar.planning.folding.folded_model import folded_model
 from tfpar.planning.folding.folded_plan import folded_anchors
@@ -60,8 +60,8 @@ class StepPricer(Protocol):
 
 def price_plan(
     plan: Plan, problem: Problem, cluster: Cluster, batch_size: int | None = None
-) -> Plan | None:
-    """Price `plan` as it runs; None if it is in stages and the step does not train.
+) -> Plan:
+    """Price `plan` as it runs.
 
     Args:
         problem: that it is for, of the ranks of one stage.
@@ -73,8 +73,7 @@ def price_plan(
         ScheduleError: tasks of its stages wait for each other.
         TfparError: the cluster has fewer ranks.
     """
-    step = make_step_pricer(plan, problem, cluster)
-    return None if step is None else price_on(step, plan, cluster, batch_size)
+    return price_on(make_step_pricer(plan, problem, cluster), plan, cluster, batch_size)
 
 
 def price_on(step: StepPricer, plan: Plan, cluster: Cluster, batch_size: int | None) -> Plan:
@@ -90,13 +89,12 @@ def price_whole(plan: Plan, problem: Problem) -> tuple[Cost, PartitionedGraph]:
     return step.price_whole(), step.laid
 
 
-def make_step_pricer(plan: Plan, problem: Problem, cluster: Cluster) -> StepPricer | None:
+def make_step_pricer(plan: Plan, problem: Problem, cluster: Cluster) -> StepPricer:
     """Return the pricer of a problem's step, partitioned by `plan`; arguments and errors as of
     `price_plan`."""
     if plan.stages is None:
         return SingleStagePricer.of(plan, problem, cluster)
-    cut = PipelinePricer.of(plan, problem)
-    return None if cut is None else PipelineStepPricer(cut, cluster)
+    return PipelineStepPricer(PipelinePricer.of(plan, problem), cluster)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -127,7 +125,8 @@ class SingleStagePricer:
             again = apply_plan_transforms(problem, plan)
             laid = propagate_transformed(plan, again)
             roles = priced_roles(laid, again)
-            pieces = SubBatchStep.of(plan, again, laid, roles)
+            trains = BACKWARD in roles.phase.values()
+            pieces = SubBatchStep.of(plan, again, laid, roles) if trains else None
             return cls(laid, roles, cluster, again.step.state_ratio, pieces)
 
     @classmethod

@@ -6,7 +6,7 @@ import dataclasses
 
 from tfpar.compile.local.batch_statistics import statistics_of
 from tfpar.compile.local.chunks import split_batch
-from tfpar.ir.roles import BACKWARD, Roles
+from tfpar.ir.roles import Roles
 from tfpar.pipeline.statistics import EXACT, BatchStatistics
 from tfpar.planning.problem import Problem, step_anchors
 from tfpar.plans import Plan
@@ -15,7 +15,7 @@ from tfpar.propagation.partitioned_graph import Anchors, PartitionedGraph
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SubBatchStep:
-    """A training step under a plan.
+    """A step under a plan.
 
     Attributes:
         whole: the step in one piece, from `anchors`.
@@ -30,10 +30,8 @@ class SubBatchStep:
     @classmethod
     def of(
         cls, plan: Plan, problem: Problem, whole: PartitionedGraph, roles: Roles
-    ) -> SubBatchStep | None:
-        """Return the problem's step under `plan`; None if it does not train."""
-        if BACKWARD not in roles.phase.values():
-            return None
+    ) -> SubBatchStep:
+        """Return the problem's step under `plan`."""
         return cls(problem, step_anchors(plan, problem), whole, roles)
 
     def cut(self, parts: int) -> PartitionedGraph:

@@ -115,6 +115,7 @@ class ParallelModel:
             part=kind != "train",
             jit_compile=self.model.jit_compile,
             name=f"{kind}_step",
+            layers=lambda: layers_of(self.model),
         )
 
     def capture_gradients(self, specs: Sequence[Any]) -> CapturedStep:

@@ -32,7 +32,7 @@ from tfpar.cost.stage_transfers import ScatterGatherCost
 from tfpar.ir.graph import Graph, Op, Tensor, Variable
 from tfpar.ir.names import VariableName
 from tfpar.ir.roles import BACKWARD, Roles
-from tfpar.ir.step import StepGraph
+from tfpar.ir.step import ModelLayer, StepGraph
 from tfpar.observability.report.announcement import announcement
 from tfpar.observability.report.warnings import Warnings
 from tfpar.observability.timeline.recorder import Recordable
@@ -78,6 +78,7 @@ class CompiledFunction:
         several: the program has steps of other ops too (other traces, other fetches): the plan of
             one serves all that have its weights.
         build, matters: see `capture_step`.
+        layers: those of the model, for messages.
     """
 
     def __init__(
@@ -94,12 +95,14 @@ class CompiledFunction:
         trains: bool | None = None,
         jit_compile: bool = False,
         several: bool = False,
+        layers: Callable[[], Sequence[ModelLayer]] = tuple,
     ) -> None:
         self.program = program
         self.planner = StepPlanner(program, name, several, jit_compile)
         self.warnings = Warnings(program.session.options.strict)
         self._build = build
         self._matters = matters
+        self._layers = layers
         self._part = part
         self._trains = not part if trains is None else trains
         self.function = function
@@ -138,9 +141,11 @@ class CompiledFunction:
     def capture(self, specs: Sequence[Any]) -> CapturedStep:
         """Trace the step for `specs` (structures of TensorSpecs)."""
         with self.session.scope():
-            return capture_step(
+            captured = capture_step(
                 self.function, specs, self._names, self._name, self._build, self._matters
             )
+        captured.layers = self._layers()
+        return captured
 
     def compile(self, specs: Sequence[Any], parts: int = 1) -> Executable:
         """Capture, plan and link the step for `specs`, of which ranks may be given parts."""

@@ -154,8 +154,10 @@ class StepPlanner:
             program.owners.update(plan.stages.owners)
         if part:
             program.told = False
-            if session.options.objective == "latency":
-                session.base = session.base or plan
+            if session.options.objective == "latency" and session.base is None:
+                session.base = plan
+                if session.decides_pipeline:
+                    session.decide_pipeline(plan)
         else:
             program.use(plan)
             program.batch_size = batch_size
@@ -324,7 +326,8 @@ class StepPlanner:
         scope = GIVEN
         # Whoever was not patient enough for one search is spared the others.
         if session.decides_pipeline and request.base is None and not session.interrupted:
-            if _trains(captured):
+            leads = options.objective == "latency" and options.pipeline is not None
+            if _trains(captured) or leads:
                 scope = select_scope(
                     options.pipeline,
                     options.pipeline_search,

@@ -25,6 +25,7 @@ from tfpar.cost import (
 )
 from tfpar.ir import FORWARD, Roles, format_graph, parse_graph
 from tfpar.pipeline import generate
+from tfpar.planning.inter_op.stages.pipeline_pricing import price_best_schedule
 from tfpar.planning.memory.recompute import Blocks
 from tfpar.planning.pricing.price import price_plan
 from tfpar.plans import OffloadPlan, Plan
@@ -381,15 +382,40 @@ def test_a_plan_says_how_it_runs():
     assert cost.compute_s[1] > expected[0].compute_s[1]
 
 
-def test_a_step_that_does_not_train_has_no_price():
+@pytest.mark.parametrize("microbatches", [1, 4])
+def test_a_forward_pass_in_stages_costs_what_its_parts_do(microbatches):
+    """Stages work one after the other, and on different microbatches at the same time."""
     staged = Staged.of("gpt", 2)
     graph = parse_graph(format_graph(staged.problem.step.graph))
     roles = Roles.of(graph)
     graph.ops = [op for op in graph.ops if roles.phase[op] == FORWARD]
     graph.effects = [op for op in graph.effects if op in graph.ops]
     inputs = frozenset(graph.inputs[:2])
-    problem = staged.problem.with_step(graph=graph, batched=inputs, zero_cost_ops=frozenset())
-    assert price_plan(staged.plan, problem, machines()) is None
+    problem = staged.problem.with_step(
+        graph=graph, batched=inputs, zero_cost_ops=frozenset(), state_ratio=0.0
+    )
+    schedule = generate("1f1b", 2, microbatches)
+    stages = dataclasses.replace(staged.plan.stages, schedule=schedule, recompute=True)
+    plan = dataclasses.replace(staged.plan, stages=stages, microbatches=microbatches)
+    found = price_plan(plan, problem, machines())
+    cost, (first, last) = found.stages.cost, found.stages.cost.stages
+    forward = [ran.task for ran in cost.tasks if ran.task[1] == "F"]
+    assert len(forward) == 2 * microbatches
+    assert {ran.task for ran in cost.tasks} - {*forward} <= {"0U", "1U"}, "and metrics, once"
+    assert all(one.backward_s == one.reduction_s == 0 for one in cost.stages)
+    sent = [send.end_s - send.start_s for send in cost.sends]
+    assert min(sent) > 0 and {send.task for send in cost.sends} >= {"0F0"}
+    whole = first.forward_s + max(sent) + last.forward_s + last.update_s
+    assert cost.seconds >= whole and found.cost.compute_s[1] == 0
+    if microbatches == 1:
+        assert cost.seconds == pytest.approx(whole + machines().step_s)
+    slower = max(first.forward_s, last.forward_s)
+    assert cost.seconds <= whole + (microbatches - 1) * (slower + max(sent)) + machines().step_s
+    # Weights are stored once, and nothing is for a backward pass: neither gradients nor slots.
+    weights = sum(v.num_bytes for v in graph.variables)
+    assert sum(one.fixed_bytes for one in cost.stages) < 1.5 * weights
+    assert found.cost.gradient_bytes == found.cost.state_bytes == 0
+    assert price_best_schedule(plan, problem, machines()) == found
 
 
 def test_a_staged_cost_that_is_none():

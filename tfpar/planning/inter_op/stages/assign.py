@@ -21,7 +21,13 @@ import dataclasses
 import math
 
 from tfpar.planning.deadline import Deadline
-from tfpar.planning.inter_op.stages.bounds import SLACK, Bounds, balanced_bounds, fixed_bounds
+from tfpar.planning.inter_op.stages.bounds import (
+    SEVERAL,
+    SLACK,
+    Bounds,
+    balanced_bounds,
+    fixed_bounds,
+)
 from tfpar.planning.inter_op.stages.chain_dp import is_chain, minimize_chain_traffic
 from tfpar.planning.inter_op.stages.links import StageLinks
 from tfpar.planning.inter_op.stages.memory_budget import InfeasibleAssignment, MemoryBudget
@@ -161,11 +167,12 @@ def describe_excess(graph: UnitGraph, found: Assignment, paces: Paces, tolerance
     stage = found.seconds.index(slowest)
     inside = [u for u, s in zip(graph.units, found.stages, strict=True) if s == stage]
     longest = max(inside, key=lambda unit: unit.seconds)
-    loop = f", whose loop {longest.loop!r} cannot be cut" if longest.loop else ""
+    loop = f", whose loop {longest.loop} cannot be cut" if longest.loop else ""
+    advice = f" {SEVERAL}" if longest.loop else ""
     return (
         f"Of {len(found.seconds)} stages, stage {stage} computes {slowest / average:.2f} times the "
         f"average, more than tolerance={tolerance:g} allows: no cut is better. Most of it takes "
-        f"{longest.name!r}{loop}."
+        f"{longest.name!r}{loop}.{advice}"
     )
 
 

@@ -34,6 +34,12 @@ Bounds = Sequence[tuple[int, int]]
 _MOST_NAMES = 8
 """Of units in a message."""
 
+SEVERAL = (
+    "Loops in several layers, or rounds written out (unroll=True of a Keras RNN), can be in "
+    "several."
+)
+"""Advice where a loop is longer than a stage."""
+
 SLACK = 1e-9
 """By how much, relatively, sums of seconds may differ and count as equal."""
 
@@ -91,7 +97,7 @@ def _loops_text(graph: UnitGraph, num_stages: int) -> str:
     average = graph.seconds / num_stages
     found = [unit for unit in graph.units if unit.loop and unit.seconds > average]
     said = [
-        f"{unit.loop!r} (its part takes {unit.seconds / graph.seconds:.0%} of the step)"
+        f"{unit.loop} (its part takes {unit.seconds / graph.seconds:.0%} of the step)"
         for unit in found
     ]
     if not said:
@@ -99,8 +105,7 @@ def _loops_text(graph: UnitGraph, num_stages: int) -> str:
     one = len(said) == 1
     return (
         f" The loop{'' if one else 's'} {', '.join(said)} cannot be cut: each round reads what the "
-        f"one before it has made, so that {'it is' if one else 'each is'} in one stage. Loops in "
-        f"several layers, or rounds written out (unroll=True of a Keras RNN), can be in several."
+        f"one before it has made, so that {'it is' if one else 'each is'} in one stage. {SEVERAL}"
     )
 
 

@@ -31,7 +31,8 @@ class PipelinePricer:
     any machines.
 
     Attributes:
-        steps: in each layout, that of the plan first; see `PipelinePlan.layouts`.
+        steps: in each layout, that of the plan first; see `PipelinePlan.layouts`. One that does not
+            train has the forward tasks of a schedule.
         stages: of every op of each.
     """
 
@@ -42,8 +43,8 @@ class PipelinePricer:
     )
 
     @classmethod
-    def of(cls, plan: Plan, problem: Problem) -> PipelinePricer | None:
-        """Return the pricer of the step of `plan`; None if it does not train.
+    def of(cls, plan: Plan, problem: Problem) -> PipelinePricer:
+        """Return the pricer of the step of `plan`.
 
         Raises:
             PlanError: the plan gives an op no stage, or a variable two.
@@ -123,6 +124,8 @@ class PipelinePricer:
         memory; arguments and errors as of `prices`."""
         assert plan.stages is not None, "a plan with stages"
         schedule, prices = plan.stages.schedule, self.prices(plan, cluster)
+        if not prices.trains:  # forward tasks have one order on each actor
+            return self.priced(plan, cluster)
         with collection_paused():
             compared = compare_schedules(
                 prices,
@@ -147,9 +150,9 @@ class PipelinePricerMemo:
     """Plans of a step, each cut once, whatever schedules and microbatches it is priced in."""
 
     def __init__(self) -> None:
-        self._kept: list[tuple[tuple[object, ...], PipelinePricer | None]] = []
+        self._kept: list[tuple[tuple[object, ...], PipelinePricer]] = []
 
-    def of(self, plan: Plan, problem: Problem) -> PipelinePricer | None:
+    def of(self, plan: Plan, problem: Problem) -> PipelinePricer:
         """Return the pricer of `PipelinePricer.of`, one for problems that differ in machines and in
         what is asked for."""
         assert plan.stages is not None, "a plan with stages"
@@ -176,20 +179,18 @@ class PipelinePricerMemo:
         known = next((cut for other, cut in self._kept if other == key), None)
         if known is None:
             with collection_paused():
-                found = cut_in_stages(plan, problem)
-                known = None if found is None else PipelinePricer(*found)
+                known = PipelinePricer(*cut_in_stages(plan, problem))
             self._kept = [(key, known), *self._kept][:MOST_CUT]
         return known
 
 
-def price_best_schedule(plan: Plan, problem: Problem, cluster: Cluster) -> Plan | None:
+def price_best_schedule(plan: Plan, problem: Problem, cluster: Cluster) -> Plan:
     """Price `plan` in the schedule that is simulated to be fastest, of those that fit into memory.
 
     Args and errors: as of `planning.pricing.price.price_plan`; the plan's schedule says which
     stages lie together.
     """
-    found = PipelinePricer.of(plan, problem)
-    return None if found is None else found.scheduled(plan, cluster)
+    return PipelinePricer.of(plan, problem).scheduled(plan, cluster)
 
 
 def _with_cost(plan: Plan, cost: Cost, staged: PipelineCost) -> Plan:
@@ -198,11 +199,9 @@ def _with_cost(plan: Plan, cost: Cost, staged: PipelineCost) -> Plan:
     return dataclasses.replace(plan, stages=stages).with_findings(cost=cost)
 
 
-def cut_in_stages(
-    plan: Plan, problem: Problem
-) -> tuple[list[SubBatchStep], list[dict[Op, int]]] | None:
+def cut_in_stages(plan: Plan, problem: Problem) -> tuple[list[SubBatchStep], list[dict[Op, int]]]:
     """Cut the problem's step for the stages of `plan`, and return it in each layout, with the stage
-    of every op; None if it does not train.
+    of every op.
 
     Raises:
         PlanError: the plan gives an op no stage, or a variable two.
@@ -224,10 +223,7 @@ def cut_in_stages(
     steps: list[SubBatchStep] = []
     for each in (plan, *map(plan.in_layout, plan.stages.layouts)):
         laid = propagate_transformed(each, problem, whole)
-        found = SubBatchStep.of(each, problem, laid, priced_roles(laid, problem))
-        if found is None:
-            return None
-        steps.append(found)
+        steps.append(SubBatchStep.of(each, problem, laid, priced_roles(laid, problem)))
     return steps, [_with_new_ops(found.whole.graph, stage) for found in steps]
 
 

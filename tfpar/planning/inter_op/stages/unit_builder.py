@@ -24,6 +24,7 @@ from tfpar.ir.graph import Graph, Op, is_floating
 from tfpar.ir.graph_nodes import cluster
 from tfpar.ir.roles import BACKWARD, FORWARD, UPDATE, Roles
 from tfpar.ir.shared_subgraphs import Signatures, prune_graph, repeated_blocks
+from tfpar.ir.step import ModelLayer
 from tfpar.ir.traits import LOOPS
 from tfpar.pipeline.colocation import readers_of, together
 from tfpar.pipeline.step_stages import assignable, stages_of_step
@@ -31,6 +32,7 @@ from tfpar.planning.deadline import Deadline
 from tfpar.planning.inter_op.stages.assign import TOLERANCE, Assignment, assign
 from tfpar.planning.inter_op.stages.bounds import fixed_bounds
 from tfpar.planning.inter_op.stages.links import StageLinks
+from tfpar.planning.inter_op.stages.loop_names import describe_loop
 from tfpar.planning.inter_op.stages.memory_budget import InfeasibleAssignment, PricedAssignment
 from tfpar.planning.inter_op.stages.order_partition import partition_order
 from tfpar.planning.inter_op.stages.slowdowns import (
@@ -74,6 +76,7 @@ def assign_step(
     before: PricedAssignment | None = None,
     links: StageLinks | None = None,
     tolerance: float | None = None,
+    layers: Sequence[ModelLayer] = (),
     deadline: Deadline | None = None,
 ) -> tuple[StepUnits, Assignment]:
     """Assign a step's units to the stages that send least, as `assign` finds them.
@@ -87,6 +90,7 @@ def assign_step(
         tolerance: as of `assign`. Finer units are
             tried until the best cut keeps to that, or to what the longest op takes; if none does,
             those are taken whose best cut is the fastest.
+        layers: of the model, for messages.
         deadline: what is found by then is used.
 
     Raises:
@@ -105,7 +109,7 @@ def assign_step(
     best, least = None, (True, math.inf)
     while True:
         parts = parts_in_order(ops, joined, levels, given, depth)
-        units = _step_units(graph, roles, seconds, parts, given)
+        units = _step_units(graph, roles, seconds, parts, given, layers)
         found = len(parts) < num_stages, _slowest(units.graph, paces)
         if best is None or found < least or math.isinf(found[1]):
             best, least = units, found
@@ -228,6 +232,7 @@ def _step_units(
     seconds: Callable[[Op], float],
     parts: Sequence[Sequence[Op]],
     fixed: Mapping[Op, int],
+    layers: Sequence[ModelLayer],
 ) -> StepUnits:
     unit_of = {op: i for i, part in enumerate(parts) for op in part}
     taken = [0.0] * len(parts)
@@ -248,7 +253,7 @@ def _step_units(
             )
         stored = first.get(i, 0.0), kept.get(i, 0.0)
         loops = [op for op in part if op.type in LOOPS]
-        loop = max(loops, key=seconds).name if loops else ""
+        loop = describe_loop(max(loops, key=seconds), graph, layers) if loops else ""
         units.append(Unit(_name(part), taken[i], *stored, next(iter(given), None), loop))
     return StepUnits(UnitGraph(tuple(units), _flows(graph, roles, unit_of), ties), unit_of)
 
@@ -266,6 +271,7 @@ def _name(part: Sequence[Op]) -> str:
 
 def _flows(graph: Graph, roles: Roles, unit_of: Mapping[Op, int]) -> tuple[Flow, ...]:
     """Return the flows between units; tensors of the same maker and readers are one flow."""
+    trains = BACKWARD in roles.phase.values()
     consumers = graph.consumers()
     weights = {v.handle for v in graph.variables if v.trainable}
     trained: set[Op] = set()  # gradients come back to what depends on weights
@@ -281,7 +287,7 @@ def _flows(graph: Graph, roles: Roles, unit_of: Mapping[Op, int]) -> tuple[Flow,
             reading = {unit_of[r] for r in consumers.get(tensor, ()) if r in unit_of}
             readers = tuple(sorted(reading - {unit_of[op]}))
             if readers:
-                ways = 2 if op in trained and is_floating(tensor.dtype) else 1
+                ways = 2 if trains and op in trained and is_floating(tensor.dtype) else 1
                 key = unit_of[op], readers
                 total[key] = total.get(key, 0.0) + ways * tensor.num_bytes
     return tuple(Flow(source, readers, size) for (source, readers), size in total.items())

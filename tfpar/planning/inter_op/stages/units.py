@@ -23,8 +23,8 @@ class Unit:
         weight_bytes: of the weights that it is the first to read.
         kept_bytes: of what it makes of a whole batch that backward passes read.
         stage: where it has to be; None: anywhere.
-        loop: the longest of its loops, each of which runs in one stage as a whole; empty where it
-            has none.
+        loop: the longest of its loops in words, each of which runs in one stage as a whole; empty
+            where it has none.
     """
 
     name: str
