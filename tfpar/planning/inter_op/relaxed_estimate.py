@@ -90,7 +90,7 @@ def estimate_relaxed(
             stored = problem.stored_bytes(split.cost, PeakMemoryModel.of(split.cost))
             more = split.cost.seconds - cost.seconds
     fraction = stored / problem.memory_limit
-    recompute = fraction > 1 or (pipeline is not None and pipeline.recompute)
+    recompute = fraction > 1 or (pipeline is not None and bool(pipeline.recompute))
     passes = PassTimes(cost.compute_s, cost.communication_s)
     if pipeline is None:
         actors, bubble, hidden = 1, 0.0, cost.hidden_s
