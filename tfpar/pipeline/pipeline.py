@@ -245,17 +245,12 @@ class Pipeline:
         object.__setattr__(self, "recompute", recompute)
         if self._is_plain or not recompute:
             return
-        halved = [
-            task
-            for order in self.order.orders
-            for task in order
-            if task.kind == "I" and self._recomputes(task.stage)
-        ]
+        halved = [*filter(self._recomputes, sorted(self.order.halved_stages))]
         if halved:
             raise ArgumentError(
                 f"Give recompute={recompute} or a schedule with halves of the backward pass, such "
-                f"as {halved[0]}, not both: each half would run the forward pass again. '1f1b' has "
-                f"whole ones."
+                f"as {halved[0]}I0, not both: each half would run the forward pass again. '1f1b' "
+                f"has whole ones."
             )
 
     def _check_given(self, schedule: Schedule) -> None:
