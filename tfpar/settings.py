@@ -25,6 +25,7 @@ from tfpar.ir.roles import COMPRESSIONS
 from tfpar.pipeline import AUTO, Pipeline, Schedule
 from tfpar.pipeline.generators import generate
 from tfpar.pipeline.pipeline import ENUMERATE
+from tfpar.pipeline.recompute import RecomputeOf
 from tfpar.pipeline.statistics import BatchStatisticsOf
 from tfpar.planning.cache import PlanCache
 from tfpar.planning.inter_op.stages.limits import NO_LIMITS, StageLimits
@@ -217,10 +218,10 @@ class Settings:
         return self.plan is None and asked is not None and asked.picks_schedule
 
     @property
-    def recomputes_stages(self) -> bool:
-        """Whether the backward pass of each stage runs its forward pass again."""
+    def recomputed_stages(self) -> RecomputeOf:
+        """The stages whose backward pass runs their forward pass again."""
         asked = self.given_pipeline or (self.plan and self.plan.stages)
-        return bool(asked and asked.recompute)
+        return asked.recompute if asked else False
 
     @property
     def batch_statistics(self) -> BatchStatisticsOf:

@@ -264,6 +264,47 @@ def test_recomputing_stages_give_the_same():
     same_as_one_device(8, [2], piped(recompute=True))
 
 
+def dropping() -> keras.Model:
+    """Draws in every stage, be it in two or three."""
+    x = inputs = keras.Input((6,))
+    for i in range(4):
+        x = layers.Dropout(0.4, seed=i)(layers.Dense(10, "tanh")(x))
+    model = keras.Model(inputs, layers.Dense(2)(x))
+    model.compile("sgd", "mse", jit_compile=False)
+    return model
+
+
+DROPPED = rng.normal(size=(8, 6)), rng.normal(size=(8, 2))
+
+
+@functools.cache
+def dropping_on_one_device() -> Trained:
+    return train(op_by_op(dropping), DROPPED)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ranks", "asked"),
+    [
+        (3, dict(stages=3, microbatches=4, recompute=[1])),
+        (3, dict(ranks=[[0], [1, 2]], microbatches=2, recompute=[1])),
+        (2, dict(stages=2, microbatches=2, schedule="interleaved", recompute=[0, 2])),
+    ],
+)
+def test_one_stage_that_recomputes_draws_the_same_mask(ranks, asked):
+    plain = dropping_on_one_device()
+    options = {"pipeline": tap.Pipeline(**asked)}
+    parallel = train(dropping, DROPPED, mesh=[ranks], start=plain.start, options=options)
+    assert_same(parallel, plain)
+    functions = parallel.executable("train").local.graph.functions
+    drawn = {
+        int(name.partition("_B")[2])
+        for name, body in functions.items()
+        if "_B" in name and any("Random" in op.type for op in body.ops)
+    }
+    assert drawn == {*asked["recompute"]}
+
+
 @pytest.mark.slow
 def test_evaluation_and_prediction_go_through_the_stages():
     parallel, plain = assert_equivalent(perceptron, numbers(8), tap.split([2]), options=piped())

@@ -6,6 +6,7 @@ import pytest
 import tfpar as tap
 from tfpar.pipeline import Pipeline, Schedule
 from tfpar.pipeline.generators import FAMILIES, generate
+from tfpar.pipeline.recompute import dealt_recompute, recompute_text
 from tfpar.spec import ArgumentError, Mesh
 
 WORDS = np.array(["auto", "1f1b"])
@@ -36,6 +37,8 @@ def test_what_is_left_out():
         (Pipeline(4, 8), 4 / 8),
         (Pipeline(4, 8, "gpipe"), 1.0),
         (Pipeline(4, 8, recompute=True), 1 / 8),
+        (Pipeline(4, 8, recompute=[0, 2]), 3 / 8),
+        (Pipeline(2, 4, "gpipe", recompute=[1]), 1.0),
         (Pipeline(2, 4, "zb-h1"), 2 / 4),
     ],
 )
@@ -58,6 +61,13 @@ def test_the_part_of_the_batch_whose_activations_are_stored(pipeline, part):
         (dict(microbatches=2, schedule="zb-v", virtual_stages=3), "must be 2 with"),
         (dict(microbatches=2, schedule="auto", virtual_stages=0), "virtual_stages is 0"),
         (dict(microbatches=2, recompute=1), "recompute is 1; it must be True or False"),
+        (
+            dict(stages=2, microbatches=2, recompute=[2]),
+            r"is \[2\]; .*, or numbers of stages from 0",
+        ),
+        (dict(stages=2, microbatches=2, recompute=[True]), "recompute is True; .* from 0 to 1"),
+        (dict(stages=2, microbatches=2, recompute="0"), "recompute is '0'"),
+        (dict(stages="auto", recompute=[0]), "leave out recompute"),
         (dict(schedule=TWO, stages=3), r"stages is 3; it must be 2: the schedule has 2 lines"),
         (dict(schedule=TWO, microbatches=2), "microbatches is 2; it must be 1: the schedule has"),
         (dict(schedule=TWO, virtual_stages=1), "not both"),
@@ -99,6 +109,22 @@ def test_halves_of_the_backward_pass_are_not_recomputed(schedule):
     Pipeline(2, microbatches, schedule)
     with pytest.raises(ArgumentError, match=r"recompute=True or a schedule with halves .*I0"):
         Pipeline(2, microbatches, schedule, recompute=True)
+
+
+def test_stages_that_are_not_halved_can_be_recomputed():
+    halved = Schedule.parse("0F0,0I0,0W0\n1F0,1B0")
+    assert Pipeline(schedule=halved, recompute=[1]).recompute == (1,)
+    with pytest.raises(ArgumentError, match=r"recompute=\(0,\) or a schedule with halves .*0I0"):
+        Pipeline(schedule=halved, recompute=[0])
+
+
+def test_recomputed_stages_have_one_form():
+    for given in (True, [0, 1], (1, 0, 1)):
+        assert Pipeline(2, 4, recompute=given) == Pipeline(2, 4, recompute=True)
+    assert Pipeline(2, 4, recompute=()) == Pipeline(2, 4)
+    assert Pipeline(2, 4, "interleaved", recompute=[3, 1]).recompute == (1, 3)
+    assert dealt_recompute((1,), 2, 2) == (1, 3) and dealt_recompute(True, 2, 2) is True
+    assert recompute_text((0, 1, 2, 5)) == "stages 0-2 and 5" and recompute_text((1,)) == "stage 1"
 
 
 @pytest.mark.parametrize(("stages", "microbatches"), [(1, 1), (1, 4), (3, 2), (3, 7), (8, 16)])

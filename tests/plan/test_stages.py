@@ -13,6 +13,7 @@ from tests.plan.graphs import mlp
 from tests.planning.inter_op.stages.test_unit_builder import seconds
 from tfpar.ir import Op, Roles, planning_graph
 from tfpar.pipeline import FAMILIES, Schedule, assignable, generate, name_of, stages_of_step
+from tfpar.pipeline.recompute import RecomputeOf
 from tfpar.planning.inter_op import assign_step
 from tfpar.plans import PipelinePlan, Plan, plan_from_constraints
 from tfpar.spec import ArgumentError, Mesh, OtherModelError, PlanError
@@ -196,6 +197,7 @@ def test_stages_fit_models_of_other_names(scopes, names, expected):
         ({"owners": {"kernel": 2}}, "variable 'kernel' into stage 2"),
         ({"owners": {"kernel": 0.5}}, "stage of variable 'kernel' is 0.5"),
         ({"recompute": 1}, "recompute is 1; it must be True or False"),
+        ({"recompute": (0, 2)}, r"recompute is \(0, 2\); .* stages from 0 to 1"),
     ],
 )
 def test_stages_that_cannot_be_are_refused(fields, message):
@@ -210,7 +212,7 @@ def forward_ops(graph):
     return [op for op in graph.ops if op.name.startswith("mlp/")]
 
 
-def staged(schedule: Schedule = SCHEDULE, recompute: bool = False, **changes) -> Plan:
+def staged(schedule: Schedule = SCHEDULE, recompute: RecomputeOf = False, **changes) -> Plan:
     """Block 0 in stage 0, the head in the last."""
     graph = mlp(momentum=True)
     last = schedule.num_stages - 1
@@ -239,7 +241,7 @@ def test_the_mesh_of_a_plan_is_that_of_one_stage():
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", [False, True, (1,)])
 def test_a_file_keeps_the_stages(name, recompute, tmp_path):
     plan = staged(generate(name, 2, 3), recompute)
     plan.save(tmp_path / "plan.json")
@@ -282,6 +284,7 @@ def test_a_file_without_stages_has_none():
             "prices of 0 stages, but 2 stages",
         ),
         (lambda p: p["stages"].update(recompute=0), "stages.recompute is 0"),
+        (lambda p: p["stages"].update(recompute=[2]), r"recompute is \(2,\)"),
     ],
 )
 def test_what_is_wrong_with_stages_in_a_file_is_named(change, message):
@@ -309,6 +312,7 @@ def test_what_differs_in_stages_is_said():
     assert alone.diff(plan) == ["microbatches: 1 -> 4", "stages: one -> 2"]
     assert plan.diff(staged(generate("gpipe", 2, 4))) == ["schedule: 1f1b -> gpipe"]
     assert plan.diff(staged(recompute=True)) == ["stages recompute: False -> True"]
+    assert plan.diff(staged(recompute=(1,))) == ["stages recompute: False -> (1,)"]
     moved = {**plan.stages.scopes, "mlp/block_0/fc2": 1}
     owners = {**plan.stages.owners, "block_0/fc2/kernel": 1}
     other = dataclasses.replace(plan.stages, scopes=moved, owners=owners)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 
@@ -20,6 +21,7 @@ from tfpar.planning.memory.move_estimates import (
 )
 from tfpar.planning.memory.plan_transforms import apply_memory_transforms
 from tfpar.planning.memory.recompute import Blocks
+from tfpar.planning.memory.recompute_stages import RecomputeStages
 from tfpar.planning.memory.stages import ChangeSlots, Reassign
 from tfpar.planning.pricing.price import price_whole
 from tfpar.planning.problem import Problem
@@ -118,14 +120,21 @@ def test_what_is_offloaded_crosses_the_link_twice():
 LIMIT = 90.0
 
 
-def in_stages(peaks: tuple[float, ...], bubbles: tuple[float, ...]) -> Plan:
-    """A plan of 10 s a step whose stages store and wait so."""
+def in_stages(
+    peaks: tuple[float, ...],
+    bubbles: tuple[float, ...],
+    schedule: str = "1f1b",
+    kept: float = 0.0,
+    actors: tuple[int, ...] = (),
+) -> Plan:
+    """A plan of 10 s a step whose stages store and wait so; two microbatches are in flight."""
+    actors = actors or tuple(range(len(peaks)))
     stages = tuple(
-        StageCost((i,), 1.0, 2.0, 0.0, 0.0, bubble, 0.0, 1, 0.0, 0.0, peak, "", LIMIT)
-        for i, (peak, bubble) in enumerate(zip(peaks, bubbles, strict=True))
+        StageCost((a,), 1.0 + i, 2.0, 0.0, 0.0, bubble, 0.0, 2, 0.0, kept, peak, "", LIMIT)
+        for i, (a, peak, bubble) in enumerate(zip(actors, peaks, bubbles, strict=True))
     )
-    schedule = Pipeline(len(stages), len(stages)).order
-    found = PipelinePlan(schedule, {}, cost=PipelineCost(10.0, 0.0, stages))
+    order = Pipeline(max(actors) + 1, len(stages), schedule).order
+    found = PipelinePlan(order, {}, cost=PipelineCost(10.0, 0.0, stages))
     return Plan(Mesh.of([1]), (), {}, {}, (), "", microbatches=len(stages), stages=found)
 
 
@@ -148,6 +157,44 @@ def test_units_of_another_cut_take_their_work_along(bubble, expected):
     move = Reassign(step=None, layout=None, slot_moves=())  # type: ignore[arg-type]
     # Of a rank that stores 100 B and works for 10 s, 10 B too much are 1 s of work.
     assert move.estimate(fit).seconds_per_byte == pytest.approx(expected)
+
+
+def recomputed(plan: Plan) -> tuple[float, list[object]]:
+    """What recomputing stages of a plan is estimated to cost for a byte, and the stages that are
+    recomputed: of plans that store so much all the same."""
+
+    class Priced:
+        def price(self, again: Plan) -> Plan:
+            assert again.stages is not None and again.stages.cost is None
+            stages = dataclasses.replace(again.stages, cost=cost)
+            return dataclasses.replace(again, stages=stages)
+
+    assert plan.stages is not None
+    cost, fit = plan.stages.cost, MemoryFit(excess)
+    fit.tried.append(plan)
+    move = RecomputeStages(Priced())
+    found = [one.stages.recompute for one in move.plans(fit) if one.stages is not None]
+    return move.estimate(fit).seconds_per_byte, found
+
+
+def test_stages_are_recomputed_where_that_is_enough():
+    # The first lacks 10 B; a forward pass takes it 1 s in each of 2 microbatches, and frees 20 B.
+    assert recomputed(in_stages((100.0, 50.0), (0.0, 0.0), kept=20.0)) == (2 / 20, [(0,)])
+    busy = 10 / 9 - 1  # waits 1 s for the other, which can be spent so
+    assert recomputed(in_stages((100.0, 50.0), (busy, 0.0), kept=20.0))[0] == pytest.approx(1 / 20)
+    assert recomputed(in_stages((100.0, 95.0), (0.0, 0.0), kept=20.0))[1] == [True]
+    for other in (
+        in_stages((100.0, 50.0), (0.0, 0.0), kept=9.0),  # is not enough
+        in_stages((100.0, 50.0), (0.0, 0.0), "zb-h1", kept=20.0),  # would recompute each half
+    ):
+        assert recomputed(other) == (math.inf, [])
+
+
+def test_of_several_stages_on_the_same_ranks_those_are_recomputed_that_take_least():
+    virtual = in_stages((100.0,) * 4, (0.0,) * 4, "interleaved", kept=6.0, actors=(0, 1) * 2)
+    assert recomputed(virtual)[1] == [True]
+    few = in_stages((95.0, 50.0) * 2, (0.0,) * 4, "interleaved", kept=6.0, actors=(0, 1) * 2)
+    assert recomputed(few) == (4 / 6, [(0,), (0, 2)])
 
 
 def test_slots_are_changed_although_another_cut_fits():

@@ -74,6 +74,7 @@ def test_a_plan_of_several_stages_has_to_agree_in_all():
         (Pipeline(microbatches=4), "1 stages, not 2"),
         (Pipeline(2, 4, "gpipe"), "another schedule"),
         (Pipeline(2, 4, recompute=True), "recompute=True"),
+        (Pipeline(2, 4, recompute=[1]), r"recompute=\(1,\)"),
     ):
         with pytest.raises(ArgumentError, match=f"not the plan's: it has {message}"):
             _check_agreed(staged(), pipeline)

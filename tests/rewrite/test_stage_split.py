@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from tfpar.compile.local.scatter_gather import sink_all_gathers, sink_input_slic
 from tfpar.compile.local.stage_split import WrittenStep, split_stages
 from tfpar.ir import DType, GraphBuilder, Op, Tensor, Variable
 from tfpar.pipeline import RECEIVE_AHEAD, Schedule, generate
+from tfpar.pipeline.recompute import RecomputeOf
 from tfpar.propagation import Anchors, prepare, propagate
 from tfpar.spec import Mesh, Replicate, Shard, TfparError, replicated_spec
 from tfpar.tf.runtime import InProcessProgram
@@ -99,6 +101,18 @@ def test_recomputed_stages_keep_only_what_they_read():
         return [op.type for body in program.graphs()[1:] for op in body.ops].count("Tanh")
 
     assert tanhs(again) > tanhs(kept)
+
+
+def test_the_stages_that_recompute_are_those_that_compute_twice():
+    schedule = generate("1f1b", 3, 2)
+
+    def ops(recompute: RecomputeOf) -> dict[str, Counter[str]]:
+        functions = cut(traced(), schedule, ONE, recompute=recompute).whole.graph.functions
+        return {name: Counter(op.type for op in body.ops) for name, body in functions.items()}
+
+    kept, again, one = ops(False), ops(True), ops((1,))
+    assert one == {name: (again if name.endswith("1") else kept)[name] for name in kept}
+    assert one["round1_B1"]["Tanh"] == 2 and not kept["round1_B1"]["Tanh"]
 
 
 def test_the_halves_of_the_backward_pass_are_what_is_waited_for_and_sums():

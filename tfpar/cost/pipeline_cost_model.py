@@ -29,6 +29,7 @@ from tfpar.cost.task_partition import TaskPartition
 from tfpar.cost.timeline import SimulatedTimeline
 from tfpar.pipeline.graph import RECEIVE_AHEAD, TaskGraph, task_graph
 from tfpar.pipeline.pipeline import groups_of
+from tfpar.pipeline.recompute import RecomputeOf
 from tfpar.pipeline.schedule import Schedule
 from tfpar.pipeline.stage_graph import StageGraph
 from tfpar.pipeline.step_graph import is_synchronized
@@ -68,7 +69,7 @@ class PipelineCostModel:
         step: TaskPartition,
         actors: Sequence[int],
         cluster: Cluster,
-        recompute: bool = False,
+        recompute: RecomputeOf = False,
         order: Sequence[int] = (),
         among: Sequence[int] = (),
         others: Sequence[TaskPartition] = (),
@@ -78,7 +79,7 @@ class PipelineCostModel:
 
         Args:
             actors: that run each stage.
-            recompute: the backward pass of a stage runs its forward pass again.
+            recompute: the stages whose backward pass runs their forward pass again.
             order: the ranks, actor by actor; by default in their order.
             among: ranks of the mesh: of each actor it is these whose pace and memory count, and
                 all of them are taken to send as much; by default all.

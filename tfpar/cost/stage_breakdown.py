@@ -23,6 +23,7 @@ from tfpar.cost.task_partition import TaskPartition
 from tfpar.cost.terms import Terms, best_buckets
 from tfpar.ir.roles import BACKWARD, FORWARD, UPDATE
 from tfpar.ir.traits import is_free
+from tfpar.pipeline.recompute import RecomputeOf, recomputes
 from tfpar.pipeline.tasks import Kind
 from tfpar.propagation.reshard import Communication
 
@@ -60,7 +61,7 @@ class StageCostBreakdown:
 def stage_prices(
     transfers: StageTransfers,
     clusters: Sequence[Cluster],
-    recompute: bool = False,
+    recompute: RecomputeOf = False,
     beside: Sequence[Cluster] = (),
 ) -> list[StageCostBreakdown]:
     """Price each stage.
@@ -68,7 +69,7 @@ def stage_prices(
     Args:
         transfers: of the step.
         clusters: the part of the machines that each actor is.
-        recompute: the backward pass of a stage runs its forward pass again.
+        recompute: the stages whose backward pass runs their forward pass again.
         beside: of each actor its ranks and those of others that share its links, rank by rank of
             each; by default its own alone.
     """
@@ -82,7 +83,9 @@ def stage_prices(
         for gather in transfers.gathers(stage):
             terms.wait(gather)
     return [
-        _price(step, terms, StageMemory(transfers, stage, terms.pricer, recompute))
+        _price(
+            step, terms, StageMemory(transfers, stage, terms.pricer, recomputes(recompute, stage))
+        )
         for stage, terms in enumerate(stages)
     ]
 

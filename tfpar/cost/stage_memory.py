@@ -43,7 +43,7 @@ class StageMemory:
     Args:
         transfers: of its step.
         pricer: for the machines of its actor.
-        recompute: the backward pass of a stage runs its forward pass again.
+        recompute: its backward pass runs its forward pass again.
     """
 
     def __init__(

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from typing import Literal
 
 from tfpar.pipeline.generators import FAMILIES, check_passes, generate, stages_of_each
+from tfpar.pipeline.recompute import RecomputeOf, read_recompute, recomputes
 from tfpar.pipeline.schedule import Schedule
 from tfpar.pipeline.statistics import BATCH_STATISTICS, BatchStatisticsOf
 from tfpar.pipeline.tasks import LAST
 from tfpar.spec import ArgumentError, Mesh, SpecError, arguments
-from tfpar.spec.arguments import argument_error, check_choice, finite, flag, integer, shown
+from tfpar.spec.arguments import argument_error, check_choice, finite, integer, shown
 
 AUTO: Literal["auto"] = "auto"
 """In place of a `Pipeline`: the planner decides whether there is one, and which. In place of a
@@ -48,8 +49,9 @@ class Pipeline:
         virtual_stages: of each actor; by default 2 with `"interleaved"` and `"zb-v"`, else 1. A
             given schedule says that itself.
         recompute: the backward pass of a stage runs its forward pass again; only what the stage
-            reads of others is kept for each microbatch. Not with schedules that halve the backward
-            pass: each half would run it again.
+            reads of others is kept for each microbatch. True: of all stages; a list: of those with
+            these numbers, virtual ones counted. Not of stages whose backward pass the schedule
+            halves: each half would run it again.
         batch_statistics: what a layer with running averages, such as batch normalisation, takes
             its mean and variance over in training. `"exact"`: the batch, so that numbers are those
             of one device; microbatches wait for each other, and all their activations are stored.
@@ -78,7 +80,7 @@ class Pipeline:
     microbatches: int | None = None
     schedule: str | Schedule = "1f1b"
     virtual_stages: int | None = None
-    recompute: bool = False
+    recompute: RecomputeOf = False
     batch_statistics: BatchStatisticsOf = "exact"
     ranks: Sequence[Sequence[int]] | None = None
     tolerance: float | None = None
@@ -86,7 +88,6 @@ class Pipeline:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "recompute", flag("recompute", self.recompute))
         check_choice("batch_statistics", self.batch_statistics, BATCH_STATISTICS)
         check_choice("search", self.search, SEARCHES)
         if self.tolerance is not None:
@@ -211,13 +212,18 @@ class Pipeline:
         """The part of a stage's activations of the whole batch that a rank stores at most at the
         same time."""
         if self._is_plain:
-            most = 1 if self.recompute else min(self.num_microbatches, self.num_actors)
+            first = next((s for s in range(self.num_stages) if not self._recomputes(s)), None)
+            most = 1 if first is None else min(self.num_microbatches, self.num_actors - first)
             return most / self.num_microbatches
         order, most = self.order, 1
-        for tasks in () if self.recompute else order.orders:
-            kept = itertools.accumulate(+1 if t.kind == "F" else -(t.kind in LAST) for t in tasks)
-            most = max(most, *kept)
+        for tasks in order.orders:
+            storing = [t for t in tasks if not self._recomputes(t.stage)]
+            kept = itertools.accumulate(+1 if t.kind == "F" else -(t.kind in LAST) for t in storing)
+            most = max((most, *kept))
         return most * order.num_actors / (order.num_stages * order.num_microbatches)
+
+    def _recomputes(self, stage: int) -> bool:
+        return recomputes(self.recompute, stage)
 
     @property
     def _is_plain(self) -> bool:
@@ -242,13 +248,16 @@ class Pipeline:
     def _check_recomputed(self) -> None:
         if self._is_plain:
             check_passes(self.num_actors, self.num_microbatches)
+        recompute = read_recompute("recompute", self.recompute, self.num_stages)
+        object.__setattr__(self, "recompute", recompute)
+        if self._is_plain or not recompute:
             return
-        halved = [task for order in self.order.orders for task in order if task.kind == "I"]
-        if self.recompute and halved:
+        halved = [*filter(self._recomputes, sorted(self.order.halved_stages))]
+        if halved:
             raise ArgumentError(
-                f"Give recompute=True or a schedule with halves of the backward pass, such as "
-                f"{halved[0]}, not both: each half would run the forward pass again. '1f1b' has "
-                f"whole ones."
+                f"Give recompute={recompute} or a schedule with halves of the backward pass, such "
+                f"as {halved[0]}I0, not both: each half would run the forward pass again. '1f1b' "
+                f"has whole ones."
             )
 
     def _check_given(self, schedule: Schedule) -> None:

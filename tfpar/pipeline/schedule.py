@@ -114,6 +114,11 @@ class Schedule:
         found = {task.stage: actor for actor, order in enumerate(self.orders) for task in order}
         return tuple(found[stage] for stage in range(self.num_stages))
 
+    @functools.cached_property
+    def halved_stages(self) -> frozenset[int]:
+        """Stages whose backward pass runs in halves."""
+        return frozenset(t.stage for order in self.orders for t in order if t.kind == "I")
+
     def stages_of(self, actor: int) -> tuple[int, ...]:
         """Return the stages of one actor, in their order."""
         return tuple(stage for stage, home in enumerate(self.actors) if home == actor)

@@ -11,10 +11,11 @@ import dataclasses
 from tfpar.cluster.description import Cluster
 from tfpar.pipeline import Pipeline
 from tfpar.pipeline.generators import name_of
+from tfpar.pipeline.recompute import recompute_text
 from tfpar.planning.meshes import LogicalMesh
 from tfpar.planning.problem import Problem
 from tfpar.plans import Candidate, Plan
-from tfpar.plans.stages import meshes_text
+from tfpar.plans.stages import PipelinePlan, meshes_text
 
 NO_STAGES = "no stages"
 """Name of what has none; more may follow."""
@@ -108,8 +109,7 @@ def describe_pipeline(pipeline: Pipeline | None) -> str:
     if pipeline is None:
         return NO_STAGES
     stages, count = pipeline.num_stages, pipeline.num_microbatches
-    again = ", recomputing" if pipeline.recompute else ""
-    return f"{stages_text(stages)}, {microbatches_text(count)}{again}"
+    return f"{stages_text(stages)}, {microbatches_text(count)}{recomputing_text(pipeline)}"
 
 
 def name_of_plan(plan: Plan) -> str:
@@ -119,16 +119,21 @@ def name_of_plan(plan: Plan) -> str:
     if plan.stages is None:
         name = f"{NO_STAGES}, {plan.mesh}" + (f", batch over {split}" if split else "")
         return f"{name}, {microbatches_text(plan.microbatches)}" if plan.microbatches > 1 else name
-    again = ", recomputing" if plan.stages.recompute else ""
     name = name_of(plan.stages.schedule)
     schedule = "an order of its own" if name == "given" else name
     stages, actors = plan.stages.num_stages, plan.stages.num_actors
     shared = f" on {actors} sets of ranks" if stages > actors else ""
     return (
-        f"{stages_text(stages)}{shared} ({schedule}{again}), "
+        f"{stages_text(stages)}{shared} ({schedule}{recomputing_text(plan.stages)}), "
         f"{microbatches_text(plan.microbatches)}, {meshes_text(plan.meshes)}"
         + (f", batch over {split}" if split else "")
     )
+
+
+def recomputing_text(stages: Pipeline | PipelinePlan) -> str:
+    """Say which stages are recomputed: `, recomputing`, or of some `, recomputing stage 0`."""
+    some = recompute_text(stages.recompute)
+    return f", recomputing{some and f' {some}'}" if stages.recompute else ""
 
 
 def stages_text(number: int) -> str:

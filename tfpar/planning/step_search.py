@@ -338,7 +338,10 @@ class StepEvaluator:
                 return SolvedCandidate.of(layout, problem)
             problem = problem if machines is None else problem.on(machines)
             ranks = self._ranks(proposal.ranks)
-            fit = StagedFit(_StagedStep(self._search, request, problem, ranks, self._layouts))
+            may_recompute = self._request.pipeline is None and request.recompute is not False
+            fit = StagedFit(
+                _StagedStep(self._search, request, problem, ranks, self._layouts, may_recompute)
+            )
             with fit.interruptible():
                 layout = self._search.find_layout(problem, request, self._layouts)
                 where = pipeline, proposal.ranks, proposal.meshes
@@ -448,6 +451,7 @@ class _StagedStep:
     problem: Problem
     ranks: Order
     layouts: Layouts
+    may_recompute: bool
 
     def find(self, problem: Problem) -> Plan:
         return self.search.find_layout(problem, self.request, self.layouts)

@@ -28,6 +28,7 @@ def execution_key(plan: Plan) -> Hashable:
         plan.offloaded,
         plan.microbatches,
         None if plan.stages is None else str(plan.stages.schedule),
+        plan.stages is not None and plan.stages.recompute,
         () if plan.stages is None else plan.stages.layout_of,
         *(
             execution_key(plan.in_layout(layout))

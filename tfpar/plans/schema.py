@@ -184,7 +184,7 @@ class StagesEntry(_Part, frozen=True):
     """`PipelinePlan`; scopes stay in the order of the graph."""
 
     schedule: tuple[str, ...]
-    recompute: bool
+    recompute: bool | tuple[Count, ...]
     scopes: dict[str, Whole]
     owners: dict[str, Whole]
     cost: PipelineCost | None = None
@@ -197,7 +197,7 @@ class StagesEntry(_Part, frozen=True):
     def of(cls, stages: PipelinePlan) -> StagesEntry:
         return cls(
             tuple(str(stages.schedule).splitlines()),
-            stages.recompute,
+            stages.recompute if isinstance(stages.recompute, bool) else tuple(stages.recompute),
             dict(stages.scopes),
             dict(sorted(stages.owners.items())),
             stages.cost,

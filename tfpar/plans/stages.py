@@ -20,13 +20,14 @@ from tfpar.ir.step import StepGraph
 from tfpar.pipeline import Schedule
 from tfpar.pipeline.colocation import infer_variable_stages
 from tfpar.pipeline.pipeline import groups_of
+from tfpar.pipeline.recompute import RecomputeOf, read_recompute
 from tfpar.pipeline.stage_partition import partition_step
 from tfpar.pipeline.step_stages import assignable
 from tfpar.plans.scopes import renamed_scopes, stages_by_scope, table_of
 from tfpar.plans.variables import PlannedVariable
 from tfpar.propagation.partitioned_graph import OpPlan, PartitionedGraph
 from tfpar.spec import Mesh, OtherModelError, PlanError, Spec
-from tfpar.spec.arguments import flag, integer, text
+from tfpar.spec.arguments import integer, text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +74,8 @@ class PipelinePlan:
         scopes: the stage of forward ops, by name scope or by the whole name of an op, in graph
             order; see `plans.scopes`. Without any, the step trains nothing, and runs in the stages
             of the variables that it reads; stages of which it reads none have nothing to do.
-        recompute: the backward pass of a stage runs its forward pass again.
+        recompute: the stages whose backward pass runs their forward pass again: True for all,
+            False for none, or the numbers of some.
         owners: the stage of each variable of the step, by path; slots are with their weights.
         cost: what each stage takes, where that was priced; what a step does is `Plan.cost`.
         ranks: of the job, actor by actor: those of the first ascend, then come those of the second;
@@ -91,7 +93,7 @@ class PipelinePlan:
 
     schedule: Schedule
     scopes: Mapping[str, int]
-    recompute: bool = False
+    recompute: RecomputeOf = False
     owners: Mapping[str, int] = dataclasses.field(default_factory=dict)
     cost: PipelineCost | None = None
     ranks: tuple[int, ...] = ()
@@ -101,7 +103,8 @@ class PipelinePlan:
 
     def __post_init__(self) -> None:
         self._check_layouts()
-        flag("recompute", self.recompute)
+        recompute = read_recompute("recompute", self.recompute, self.num_stages)
+        object.__setattr__(self, "recompute", recompute)
         for what, table in (("scope", self.scopes), ("variable", self.owners)):
             for name, stage in table.items():
                 text(f"The name of a {what}", name)
@@ -160,7 +163,7 @@ class PipelinePlan:
         cls,
         schedule: Schedule,
         forward_stages: Mapping[Op, int],
-        recompute: bool = False,
+        recompute: RecomputeOf = False,
         owners: Mapping[str, int] | None = None,
     ) -> PipelinePlan:
         """Return the stages that forward ops are given, in the smallest table.

@@ -136,7 +136,7 @@ class Session:
             agree_on_pipeline(
                 world,
                 options.schedule,
-                options.recomputes_stages,
+                options.recomputed_stages,
                 options.batch_statistics,
                 decided=options.pipeline != AUTO,
                 picked=options.picks_schedule,

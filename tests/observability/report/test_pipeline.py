@@ -58,6 +58,12 @@ def test_virtual_stages_share_ranks_and_say_so():
     assert [row[1] for row in rows(text, title)] == ["0-1", "2-3", "2-3", "0-1"]
 
 
+def test_stages_that_are_recomputed_are_named():
+    plan, partitioned = laid(generate("1f1b", 2, 4), recompute=(1,))
+    again = "forward passes of stage 1 run again in the backward pass"
+    assert rows(plan.summary(partitioned, full=True), f"Stages (schedule 1f1b, {again})")
+
+
 def test_a_given_schedule_has_no_name():
     given = Schedule.parse("0F0,0F1,0B1,0B0\n1F0,1F1,1B1,1B0")
     assert "Stages (a given schedule)" in staged(given).summary()

@@ -37,6 +37,7 @@ from tfpar.ir.roles import Roles
 from tfpar.ir.traits import CONSTANTS
 from tfpar.pipeline import Schedule
 from tfpar.pipeline.generators import generate
+from tfpar.pipeline.recompute import RecomputeOf, recomputes
 from tfpar.pipeline.tasks import Task
 from tfpar.propagation.partitioned_graph import PartitionedGraph
 
@@ -70,15 +71,15 @@ def build_microbatched_program(
 
 
 def run_microbatches(
-    program: LocalProgram, schedule: Schedule | None = None, recompute: bool = False
+    program: LocalProgram, schedule: Schedule | None = None, recompute: RecomputeOf = False
 ) -> LocalProgram:
     """Return the program for the mesh without its last axis, whose ranks are microbatches within a
     rank.
 
     Args:
         schedule: of a program in stages; by default it has one.
-        recompute: the backward pass of a stage runs its forward pass again, and keeps of it only
-            what that read.
+        recompute: the stages whose backward pass runs their forward pass again, and keeps of it
+            only what that read.
 
     Raises:
         NotRepeatableError: names an op with an effect that would come once for each microbatch.
@@ -98,7 +99,7 @@ def run_microbatches(
 class _Writer(RankLocalAxis):
     """Writes what runs once as ops, and each round as functions with their calls."""
 
-    def __init__(self, program: LocalProgram, schedule: Schedule, recompute: bool) -> None:
+    def __init__(self, program: LocalProgram, schedule: Schedule, recompute: RecomputeOf) -> None:
         super().__init__(program)
         self.rounds: MicrobatchRounds = schedule_rounds(program, self.repetition)
         self._schedule = schedule
@@ -206,7 +207,7 @@ class _Writer(RankLocalAxis):
 
     def _again(self, cut: RoundTasks, key: TaskKey) -> list[Op]:
         """Return the forward ops of its stage that a backward pass runs again, to read them."""
-        if not self._recompute or key.kind == "F":
+        if key.kind == "F" or not recomputes(self._recompute, key.stage):
             return []
         read = {t.op for op in cut.members[key] for t in op.inputs}
         again: list[Op] = []

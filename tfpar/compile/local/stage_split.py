@@ -48,6 +48,7 @@ from tfpar.ir.traits import REFERENCES
 from tfpar.pipeline import Schedule
 from tfpar.pipeline.graph import RECEIVE_AHEAD
 from tfpar.pipeline.pipeline import groups_of
+from tfpar.pipeline.recompute import RecomputeOf
 from tfpar.pipeline.step_stages import can_be_sent
 from tfpar.propagation.partitioned_graph import PartitionedGraph
 from tfpar.spec import CompilerError, SpecError, TfparError, replicated_spec
@@ -61,7 +62,7 @@ class PipelineLowering:
     Attributes:
         places: of all ops of the step.
         schedule: the order in which each actor runs the tasks of its stages.
-        recompute: the backward pass of a stage runs its forward pass again.
+        recompute: the stages whose backward pass runs their forward pass again.
         slicing: what is sent in slices; None: nothing.
         ranks: of the job, actor by actor; by default in their order.
         layouts: the number of the layout of each actor, of those that the step is written in; by
@@ -70,7 +71,7 @@ class PipelineLowering:
 
     places: Mapping[Op, StagePass]
     schedule: Schedule
-    recompute: bool = False
+    recompute: RecomputeOf = False
     slicing: Slicing | None = None
     ranks: Sequence[int] = ()
     layouts: Sequence[int] = ()

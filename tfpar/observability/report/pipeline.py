@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tfpar.observability.report.data.schema import PipelineSummary, ScheduleTime, Stage
 from tfpar.observability.report.tables import render_table
 from tfpar.pipeline.generators import name_of
+from tfpar.pipeline.recompute import recompute_text
 from tfpar.plans.stages import meshes_text
 from tfpar.spec.quantities import format_bytes, format_seconds
 
@@ -91,8 +92,11 @@ def stages_tables(pipeline: PipelineSummary, full: bool) -> Iterator[str]:
 
 def pipeline_text(pipeline: PipelineSummary) -> str:
     """The order of its tasks, and what runs again."""
-    again = ", forward passes run again in the backward pass" if pipeline.recompute else ""
-    return f"{pipeline.schedule}{again}"
+    if not pipeline.recompute:
+        return pipeline.schedule
+    some = recompute_text(pipeline.recompute)
+    again = f"forward passes{some and f' of {some}'} run again in the backward pass"
+    return f"{pipeline.schedule}, {again}"
 
 
 def _where_table(pipeline: PipelineSummary, stages: Sequence[tuple[int, Stage]]) -> str:

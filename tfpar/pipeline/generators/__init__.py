@@ -116,8 +116,7 @@ def schedules_on(
             schedule = generate(name, num_actors, microbatches, len(actors) // num_actors)
         except ArgumentError:  # not for so many stages
             continue
-        is_halved = any(task.kind == "I" for order in schedule.orders for task in order)
-        if schedule.actors == tuple(actors) and (halves or not is_halved):
+        if schedule.actors == tuple(actors) and (halves or not schedule.halved_stages):
             yield name, schedule
 
 

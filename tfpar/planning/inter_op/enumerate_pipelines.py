@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from tfpar.cost.cost import Cost
 from tfpar.pipeline import Pipeline
+from tfpar.pipeline.recompute import dealt_recompute
 from tfpar.planning.candidates import (
     BestSchedule,
     OtherMicrobatches,
@@ -450,10 +451,11 @@ def _check_work(plan: Plan) -> None:
 def _interleaved(plan: Plan) -> Iterator[Pipeline]:
     """Yield the pipelines with several stages on each actor of `plan`."""
     assert plan.stages is not None, "a plan with stages"
-    actors, micro, again = plan.stages.num_actors, plan.microbatches, plan.stages.recompute
+    actors, micro = plan.stages.num_actors, plan.microbatches
     for each in STAGES_OF_EACH:
         for name in ("interleaved", "zb-v"):
             with contextlib.suppress(ArgumentError):  # not for so many, or not recomputing
+                again = dealt_recompute(plan.stages.recompute, actors, each)
                 pipeline = Pipeline(actors, micro, name, virtual_stages=each, recompute=again)
                 ranks = plan.stages.groups(plan.mesh.size) if plan.stages.layouts else None
                 yield dataclasses.replace(pipeline, ranks=ranks)

@@ -91,7 +91,7 @@ def estimate_relaxed(
             more = split.cost.seconds - cost.seconds
     fraction = stored / problem.memory_limit
     trains = cost.compute_s[BACKWARD] > 0
-    recompute = trains and (fraction > 1 or (pipeline is not None and pipeline.recompute))
+    recompute = trains and (fraction > 1 or (pipeline is not None and bool(pipeline.recompute)))
     passes = PassTimes(cost.compute_s, cost.communication_s)
     if pipeline is None:
         actors, bubble, hidden = 1, 0.0, cost.hidden_s

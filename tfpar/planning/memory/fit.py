@@ -131,9 +131,14 @@ class MemoryFit:
         """Whether a priced plan does."""
         return not self.excess(plan)
 
-    def best(self) -> Plan:
-        """Return the fastest of the plans that fit, or that of which least is missing."""
-        return min(self.tried, key=lambda plan: (self.excess(plan), seconds_or_zero(plan)))
+    def best(self, among: Callable[[Plan], object] | None = None) -> Plan:
+        """Return the fastest of the plans that fit, or that of which least is missing.
+
+        Args:
+            among: whether a plan counts; by default all do.
+        """
+        tried = filter(among, self.tried) if among else self.tried
+        return min(tried, key=lambda plan: (self.excess(plan), seconds_or_zero(plan)))
 
     def misses(self) -> list[Plan]:
         """List the plans that do not fit, the one that lacks least first."""

@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Protocol
 
 from tfpar.cluster.description import Cluster
 from tfpar.planning.deadline import Deadline
 from tfpar.planning.incumbent import MakePlan, SearchInterrupted
-from tfpar.planning.memory.fit import MemoryFit, MoveEstimate
+from tfpar.planning.memory.fit import MemoryFit, MemoryMove, MoveEstimate
 from tfpar.planning.memory.lower_limit import LimitedLayout, LowerLimit
 from tfpar.planning.memory.move_estimates import link_seconds_per_byte
 from tfpar.planning.memory.offload_moves import offload_slots
+from tfpar.planning.memory.recompute_stages import RecomputeStages
 from tfpar.planning.memory.shard_slots import shard_slots
 from tfpar.planning.pricing.price import pipeline_cost_of, price_plan
 from tfpar.planning.problem import Problem
@@ -41,6 +42,11 @@ class StageStep(Protocol):
     @property
     def problem(self) -> Problem:
         """Of the ranks of one stage, with the memory of all actors."""
+        ...
+
+    @property
+    def may_recompute(self) -> bool:
+        """Whether stages may be recomputed that nobody asked for."""
         ...
 
     def find(self, problem: Problem) -> Plan:
@@ -165,11 +171,13 @@ class StagedFit:
             default=1.0,
         )
 
-    def moves(self) -> list[ChangeSlots | Reassign]:
+    def moves(self) -> list[MemoryMove]:
         """Return the moves that search no layout, of the one that was found last."""
         assert self.layout is not None, "a layout that was found"
         layout = self.layout.with_findings(attempts=())  # they are in the log already
-        return [*self.slot_moves, Reassign(self._step, layout, self.slot_moves)]
+        again = [RecomputeStages(self._step)] if self._step.may_recompute else []
+        reassign = Reassign(self._step, layout, self.slot_moves, again)
+        return [*self.slot_moves, *again, reassign]
 
     def lighter(self, plan: Plan, fit: MemoryFit) -> Plan:
         return fit.refine(plan, self.moves())
@@ -218,11 +226,13 @@ class Reassign:
     Attributes:
         layout: before it had stages.
         slot_moves: that are tried for each cut.
+        again: that are tried for the last cut, which lacks least.
     """
 
     step: StageStep
     layout: Plan
     slot_moves: tuple[ChangeSlots, ...]
+    again: Sequence[RecomputeStages] = ()
     name: str = "another cut"
 
     def estimate(self, fit: MemoryFit) -> MoveEstimate:
@@ -239,12 +249,22 @@ class Reassign:
         return MoveEstimate(max(0.0, moved - idle) / excess)
 
     def plans(self, fit: MemoryFit) -> Iterator[Plan]:
-        best = fit.best()
+        best = self._best(fit)
         yield from self._cuts(best, fit)
-        if not fit.fits(fit.best()):  # units are weighed otherwise where slots are elsewhere
+        if not fit.fits(self._best(fit)):  # units are weighed otherwise where slots are elsewhere
             lighter = fit.refine(best, self.slot_moves)
             if fit.excess(lighter) < fit.excess(best):
                 yield from self._cuts(lighter, fit)
+        last = self._best(fit)
+        if last is not best and not fit.fits(fit.best()):
+            yield fit.refine(last, self.again)
+
+    def _best(self, fit: MemoryFit) -> Plan:
+        """Return the best plan whose stages are recomputed as at first: what units keep is read off
+        them."""
+        first = fit.tried[0].stages
+        assert first is not None, "a plan with stages"
+        return fit.best(lambda plan: plan.stages and plan.stages.recompute == first.recompute)
 
     def _cuts(self, plan: Plan, fit: MemoryFit) -> Iterator[Plan]:
         """Cuts that lack ever less, the first less than `plan`, until one fits."""

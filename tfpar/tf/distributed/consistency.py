@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfpar.pipeline import AUTO, Schedule
 from tfpar.pipeline.generators import name_of
+from tfpar.pipeline.recompute import RecomputeOf
 from tfpar.pipeline.statistics import BatchStatisticsOf
 from tfpar.tf.distributed.world import World
 from tfpar.tf.interop.keras_internals import random_generator
@@ -151,7 +152,7 @@ _TASKS = "tasks"
 def agree_on_pipeline(
     world: World,
     schedule: Schedule,
-    recompute: bool,
+    recompute: RecomputeOf,
     batch_statistics: BatchStatisticsOf = "exact",
     *,
     decided: bool = True,

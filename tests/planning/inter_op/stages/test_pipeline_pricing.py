@@ -194,6 +194,12 @@ def test_recompute_keeps_what_is_received_and_runs_the_forward_pass_again():
     assert after[1].num_bytes == pytest.approx(before[1].num_bytes, rel=0.01)  # one in flight
 
 
+def test_stages_are_recomputed_one_by_one():
+    staged = Staged.of("gpt", 2)
+    kept, again, one = (staged.priced(recompute=r).stages for r in (False, True, (0,)))
+    assert one == (again[0], kept[1]) and again[0] != kept[0] and again[1] != kept[1]
+
+
 def test_the_second_stage_waits_for_gradients_alone():
     """`I` is what the stage before waits for; nothing waits for the first stage."""
     first, second = Staged.of("gpt", 2).priced().stages

@@ -345,9 +345,11 @@ class Searched:
     """Stands for a planner that knows two plans: one with whole weights, and one that splits them
     and stores less."""
 
-    def __init__(self) -> None:
-        self.step = saved("wide")
-        request = PlanRequest(Mesh.of([1, 4]), CLUSTER, pipeline=Pipeline(2, 4))
+    may_recompute = False
+
+    def __init__(self, step: str = "wide", pipeline: Pipeline = Pipeline(2, 4)) -> None:  # noqa: B008
+        self.step, self.pipeline = saved(step), pipeline
+        request = PlanRequest(Mesh.of([1, 4]), CLUSTER, pipeline=pipeline)
         self.problem = state_problem(self.step, request, 8, state_ratio=2.0)
         none = (0.0, 0.0, 0.0)
         whole = plan_from_constraints(self.step.graph, Mesh.of([1, 4]), [tap.replicate(".*kernel")])
@@ -369,8 +371,9 @@ class Searched:
     def assign(
         self, layout: Plan, before: Plan | None = None, deadline: Deadline | None = None
     ) -> Plan:
-        pipeline = Pipeline(2, 4)
-        return assign_stages(layout, self.step, pipeline, CLUSTER, before=before, deadline=deadline)
+        return assign_stages(
+            layout, self.step, self.pipeline, CLUSTER, before=before, deadline=deadline
+        )
 
     def price(self, plan: Plan) -> Plan | None:
         return price_plan(plan, self.problem, self.cluster)
@@ -398,6 +401,18 @@ def test_a_plan_fits_where_each_stage_does():
     with pytest.raises(MemoryLimitError, match=message) as caught:
         search.plan(needed * 0.05)
     assert caught.value.needed_bytes == needed and len(search.limits) == 2
+
+
+def test_the_stage_that_stores_too_much_is_recomputed_alone():
+    search = Searched("gpt", Pipeline(3, 6))
+    search.problem = search.problem.with_step(state_ratio=0.0)  # no slots to split
+    shares = search.plan(1e12).stages.cost.stages
+    peaks = [share.peak_bytes for share in shares]
+    assert max(peaks[0], peaks[2]) < 0.7 * peaks[1] and shares[1].in_flight == 2
+    search.may_recompute = True
+    again = search.plan(0.99 * peaks[1])
+    assert again.stages.recompute == (1,) and again.stages.cost.fits
+    assert again.findings.attempts[0].name == "recompute stages"
 
 
 def test_a_stage_that_stores_nothing_limits_nothing():

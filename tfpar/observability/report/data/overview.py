@@ -139,7 +139,9 @@ def pipeline_of(
         schedule=schedule_text(stages),
         actors=groups,
         actor_of_stage=tuple(actors[stage] for stage in range(stages.num_stages)),
-        recompute=stages.recompute,
+        recompute=stages.recompute
+        if isinstance(stages.recompute, bool)
+        else tuple(stages.recompute),
         stages=tuple(
             _stage(stages, stage, groups[actors[stage]], variables, layers)
             for stage in range(stages.num_stages)

@@ -270,7 +270,8 @@ class PipelineSummary:
         schedule: in words.
         actors: the ranks of each actor.
         actor_of_stage: the actor that runs each stage.
-        recompute: forward passes run again in the backward pass.
+        recompute: the stages whose forward pass runs again in the backward pass: True for all,
+            False for none, or the numbers of some.
         bubble: what all ranks wait, as a part of what they work; None where nothing was priced.
         schedules: that the plan's was picked from, itself the first.
         tasks, transfers: of a simulated step, by their starts; empty where it is not known.
@@ -279,7 +280,7 @@ class PipelineSummary:
     schedule: str
     actors: tuple[tuple[int, ...], ...]
     actor_of_stage: tuple[int, ...]
-    recompute: bool
+    recompute: bool | tuple[int, ...]
     stages: tuple[Stage, ...]
     bubble: float | None = None
     schedules: tuple[ScheduleTime, ...] = ()

@@ -82,7 +82,11 @@ class TimelineView {
       pipeline.bubble === null
         ? ""
         : `; ranks wait ${format.percent(pipeline.bubble, 1)} of the time that they work`;
-    return `predicted; ${pipeline.schedule}${pipeline.recompute ? ", forward passes run again" : ""}${bubble}`;
+    const some = Array.isArray(pipeline.recompute)
+      ? ` of ${format.plural(pipeline.recompute.length, "stage")}`
+      : "";
+    const again = pipeline.recompute ? `, forward passes${some} run again` : "";
+    return `predicted; ${pipeline.schedule}${again}${bubble}`;
   }
 
   kinds() {
