@@ -90,7 +90,7 @@ class PipelineCostModel:
         Raises:
             TfparError: the cluster has fewer ranks.
         """
-        steps, recompute = [step, *others], recompute and step.trains
+        steps, recompute = [step, *others], recompute if step.trains else False
         layout_of = layout_of or [0] * (max(actors) + 1)
         sizes = [steps[n].laid.mesh.size // step.microbatches for n in layout_of]
         cluster = cluster.part(order) if order else cluster

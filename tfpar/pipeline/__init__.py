@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tfpar.pipeline.generators import FAMILIES, generate, name_of
     from tfpar.pipeline.generators.list_scheduling import list_schedule
     from tfpar.pipeline.graph import RECEIVE_AHEAD, task_graph
+    from tfpar.pipeline.recompute import RecomputeOf
     from tfpar.pipeline.stage_graph import Join, StageGraph, StageLink, Tie
     from tfpar.pipeline.stage_partition import partition_step, sent_whole
     from tfpar.pipeline.statistics import EXACT
@@ -26,6 +27,7 @@ __all__ = [
     "SEARCHES",
     "Join",
     "Pipeline",
+    "RecomputeOf",
     "Schedule",
     "StageGraph",
     "StageLink",
@@ -47,6 +49,7 @@ __getattr__ = lazy_exports(
         "tfpar.pipeline.generators": ["FAMILIES", "generate", "name_of"],
         "tfpar.pipeline.generators.list_scheduling": ["list_schedule"],
         "tfpar.pipeline.graph": ["RECEIVE_AHEAD", "task_graph"],
+        "tfpar.pipeline.recompute": ["RecomputeOf"],
         "tfpar.pipeline.stage_graph": ["Join", "StageGraph", "StageLink", "Tie"],
         "tfpar.pipeline.stage_partition": ["partition_step", "sent_whole"],
         "tfpar.pipeline.statistics": ["EXACT"],
