@@ -131,7 +131,7 @@ def planned() -> Plan:
                 Candidate("data=2 x model=2", 1e-3, measured_s=2e-3, corrected_s=2.1e-3),
                 Candidate("data=4", reason="failed"),
             ),
-            correction=Correction(3.0, 1.0, 0.5),
+            correction=Correction(3.0, 1.0, 0.5, {"T4": 6.0}),
             passed_over=(2e-3, 7),
         ),
         ops={"m/a/MatMul": OpPlan((whole, laid), (laid,), (whole,))},

@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from tfpar.cluster import Cluster, Correction, Device, Level, MeasuredCollective
-from tfpar.planning.trial_ranking import TrialRanking
+from tfpar.cluster import Cluster, Correction, Device, Level, MeasuredCollective, Node
+from tfpar.planning.trial_ranking import Price, TrialRanking
 
 DESCRIBED = Cluster.regular(
     "described",
@@ -38,15 +38,15 @@ class Scripted:
 UNKNOWN = lambda cluster: math.inf  # noqa: E731 - a plan without a prediction
 
 
-def taken(truth: Correction, plan: Scripted) -> float:
-    return plan(truth.apply(DESCRIBED))
+def taken(truth: Correction, plan: Price, cluster: Cluster = DESCRIBED) -> float:
+    return plan(truth.apply(cluster))
 
 
-def try_all(plans, truth: Correction):
+def try_all(plans, truth: Correction, cluster: Cluster = DESCRIBED, most: int = 100):
     """Try plans as trials do; the ranking then, and the plans in the order of their trials."""
-    ranking, measured, at = TrialRanking(plans, DESCRIBED), {}, 0
-    while at is not None:
-        measured[at] = taken(truth, plans[at])
+    ranking, measured, at = TrialRanking(plans, cluster), {}, 0
+    while at is not None and len(measured) < most:
+        measured[at] = taken(truth, plans[at], cluster)
         ranking.learn(measured)
         left = [i for i in range(len(plans)) if i not in measured]
         at = ranking.choose(left, min(measured.values()))
@@ -137,3 +137,71 @@ def test_plans_are_priced_few_times():
     plans = [Scripted(*plan.parts) for plan in PLANS]
     try_all(plans, Correction(3.0, 1.0, 3.0))
     assert sum(plan.priced for plan in plans) < 200
+
+
+# --- unlike machines ------------------------------------------------------------------------------
+
+
+FAST = Device({"float32": 1.1e12}, 1e9, 1e11, name="fast")
+SLOW = Device({"float32": 1e12}, 1e9, 1e11, name="slow")
+
+UNLIKE = Cluster(
+    "unlike",
+    (Node(FAST, (Level(2, 1e10, 1e-6),), 2), Node(SLOW, (Level(2, 1e10, 1e-6),), 2)),
+    (Level(2, 1e8, 1e-5, name="spine"), Level(2, 1e9, 1e-5, name="rack")),
+)
+
+
+class Shared:
+    """A step whose devices of both types have so many seconds of work at the same time, and that
+    waits for links besides.
+
+    Args:
+        fast, slow: seconds of a device of each type.
+        links: what goes over those between nodes, by level.
+    """
+
+    def __init__(self, fast: float, slow: float, *links: float) -> None:
+        self.work, self.links = (fast, slow), links or (0.0, 0.0)
+
+    def __call__(self, cluster: Cluster) -> float:
+        described = zip((FAST, SLOW), (node.device for node in cluster.nodes), strict=True)
+        paces = [one.flops["float32"] / now.flops["float32"] for one, now in described]
+        levels = zip(UNLIKE.levels, cluster.levels, strict=True)
+        sent = sum(
+            s * one.bandwidth / now.bandwidth
+            for s, (one, now) in zip(self.links, levels, strict=True)
+        )
+        return max(work * pace for work, pace in zip(self.work, paces, strict=True)) + sent
+
+
+SHARES = [Shared(1.0, 1.1), Shared(1.3, 0.8), Shared(1.6, 0.5), Shared(1.9, 0.2), Shared(0.9, 1.4)]
+"""Ever less is for the slow devices; the last has more for them."""
+
+
+@pytest.mark.parametrize(("slower", "best"), [({"slow": 2.0}, 1), ({"fast": 2.0}, 4)])
+def test_the_type_of_devices_that_is_slower_than_described_is_found(slower, best):
+    truth = Correction(parts={"fast": 1.0, "slow": 1.0, **slower})
+    times = [taken(truth, plan, UNLIKE) for plan in SHARES]
+    assert times.index(min(times)) == best
+    ranking, tried = try_all(SHARES, truth, UNLIKE, most=3)
+    assert best in tried
+    found = ranking.correction.parts
+    (name,) = slower
+    assert found[name] == pytest.approx(slower[name], rel=0.2)
+    assert max(found, key=found.get) == name
+    assert ranking.seconds(best) == pytest.approx(min(times), rel=0.1)
+
+
+def test_levels_of_links_are_told_apart_as_far_as_trials_tell():
+    plans = [Shared(0.1, 0.1, spine, rack) for spine, rack in ((1, 0.1), (0.1, 1.2), (0.5, 0.9))]
+    ranking, _ = try_all(plans, Correction(parts={"spine": 3.0}), UNLIKE)
+    parts = ranking.correction.parts
+    assert parts["spine"] == pytest.approx(3.0, rel=0.2)
+    assert parts["rack"] == pytest.approx(1.0, rel=0.2)
+    # Of one plan nothing tells levels apart that it uses alike; what it does not use, stays near.
+    ranking = TrialRanking([Shared(0.1, 0.1, 1.0, 1.0)], UNLIKE)
+    ranking.learn({0: 4.1})
+    parts = ranking.correction.parts
+    assert parts["spine"] == pytest.approx(parts["rack"]) == pytest.approx(2.0, rel=0.1)
+    assert ranking.correction.within == 1.0

@@ -108,10 +108,10 @@ def _rates(name: str, value: Any) -> dict[str, float]:
     return {dtype: _rate(f"{name}.{dtype}", rate) for dtype, rate in value.items()}
 
 
-def _rates_of_ops(name: str, value: Any) -> dict[str, float]:
+def _rates_by_name(expected: str, name: str, value: Any) -> dict[str, float]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise argument_error(name, value, "entries a second by op type")
-    return {op_type: _rate(f"{name}.{op_type}", rate) for op_type, rate in value.items()}
+        raise argument_error(name, value, expected)
+    return {key: _rate(f"{name}.{key}", rate) for key, rate in value.items()}
 
 
 def _sizes(name: str, value: Any) -> tuple[int, ...]:
@@ -152,7 +152,7 @@ DEVICE: Mapping[str, Reader] = {
     "host_bandwidth": functools.partial(number, above=0),
     "host_latency_s": finite,
     "ramp_s": finite,
-    "entries_per_s": _rates_of_ops,
+    "entries_per_s": functools.partial(_rates_by_name, "entries a second by op type"),
     "price_per_hour": functools.partial(optional, finite),
 }
 LEVEL: Mapping[str, Reader] = {
@@ -176,7 +176,14 @@ MEASURED: Mapping[str, Reader] = {
     "bandwidth": _rate,
     "group": ranks,
 }
-CORRECTION: Mapping[str, Reader] = {"work": _rate, "within": _rate, "between": _rate}
+CORRECTION: Mapping[str, Reader] = {
+    "work": _rate,
+    "within": _rate,
+    "between": _rate,
+    "parts": functools.partial(
+        _rates_by_name, "factors by the names of types of devices and links"
+    ),
+}
 CLUSTER: Mapping[str, Reader] = {
     "name": text,
     "overlap": _part_of_one,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from tfpar.cluster import check
 from tfpar.cluster.description import Cluster, Device, Level, MeasuredCollective, Node
+from tfpar.cluster.parts import ClusterParts, find_outermost_links, type_of
 from tfpar.spec import Mesh
 
 
@@ -31,6 +33,7 @@ def scale_times(
     work: float = 1.0,
     within: LinkSlowdown = AS_DESCRIBED,
     between: LinkSlowdown = AS_DESCRIBED,
+    parts: Mapping[str, float] | None = None,
 ) -> Cluster:
     """Slow the cluster down: all takes so many times as long as described.
 
@@ -39,18 +42,38 @@ def scale_times(
     Args:
         work: what devices compute, and what starts a step.
         within, between: what goes over links within nodes, and over those between them.
+        parts: in place of these, for the types of devices and links that have these names
+            (`cluster.parts`).
     """
+    parts = parts or {}
+    named = ClusterParts.of(cluster) if parts else ClusterParts({}, {}, {})
+
+    def pace_of(level: Level, is_within: bool) -> LinkSlowdown:
+        name = (named.within if is_within else named.between).get(type_of(level))
+        factor = None if name is None else parts.get(name)
+        if factor is not None:
+            return LinkSlowdown(factor, factor)
+        return within if is_within else between
 
     def node_of(node: Node) -> Node:
+        name = named.devices.get(node.device)
+        uplink = node.uplink
+        if uplink is not None:
+            outside = pace_of(cluster.levels[-1], False) if cluster.levels else between
+            uplink /= outside.byte
         return dataclasses.replace(
             node,
-            device=_slower_device(node.device, work),
-            levels=tuple(_slower_level(level, within) for level in node.levels),
-            uplink=None if node.uplink is None else node.uplink / between.byte,
+            device=_slower_device(node.device, work if name is None else parts.get(name, work)),
+            levels=tuple(_slower_level(level, pace_of(level, True)) for level in node.levels),
+            uplink=uplink,
         )
 
     def measured_of(one: MeasuredCollective) -> MeasuredCollective:
-        pace = between if spans_nodes(cluster, one.mesh, one.axis) else within
+        is_within = not spans_nodes(cluster, one.mesh, one.axis)
+        pace = within if is_within else between
+        if parts:
+            links = find_outermost_links(cluster, one.mesh, one.axis)
+            pace = pace if links is None else pace_of(links, is_within)
         return dataclasses.replace(
             one, startup_s=one.startup_s * pace.start, bandwidth=one.bandwidth / pace.byte
         )
@@ -58,7 +81,7 @@ def scale_times(
     return dataclasses.replace(
         cluster,
         nodes=tuple(map(node_of, cluster.nodes)),
-        levels=tuple(_slower_level(level, between) for level in cluster.levels),
+        levels=tuple(_slower_level(level, pace_of(level, False)) for level in cluster.levels),
         measured=tuple(map(measured_of, cluster.measured)),
         step_s=cluster.step_s * work,
     )
@@ -72,19 +95,27 @@ class Correction:
         work: what devices compute, and what starts a step (α of auto3d's eq. 3).
         within, between: what goes over links within nodes, and over those between them (β of
             eq. 1).
+        parts: in place of these, for types of devices and of links, by name (`cluster.parts`);
+            those that are listed were told apart.
     """
 
     work: float = 1.0
     within: float = 1.0
     between: float = 1.0
+    parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check.settle(self, check.CORRECTION)
 
+    def __hash__(self) -> int:
+        return hash((self.work, self.within, self.between, *sorted(self.parts.items())))
+
     def apply(self, cluster: Cluster) -> Cluster:
         """Return the cluster with its figures corrected."""
         within, between = (LinkSlowdown(one, one) for one in (self.within, self.between))
-        return scale_times(cluster, work=self.work, within=within, between=between)
+        return scale_times(
+            cluster, work=self.work, within=within, between=between, parts=self.parts
+        )
 
 
 def scale_bandwidth(cluster: Cluster, factor: float) -> Cluster:

@@ -6,6 +6,11 @@ relative errors. Each plan is priced on the corrected cluster as on any other, s
 on what a step waits for and not on what it hides. A factor of which trials say nothing stays 1. The
 fit says how sure it is, too: of two plans that use links alike, the trial of one tells much of the
 other; of one that uses them otherwise, little.
+
+Types of devices and of links (`cluster.parts`) have factors of their own. They are expected to be
+more or less alike, since what makes one slower than described, such as the ops of a model, mostly
+makes the others so; trials of plans that wait for one of them tell it from the others. Where a
+cluster has more than `MOST_TYPES` of one sort, all of these have one factor.
 """
 
 from __future__ import annotations
@@ -13,10 +18,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from tfpar.cluster.description import Cluster
+from tfpar.cluster.parts import ClusterParts
 from tfpar.cluster.scaling import Correction
 from tfpar.planning.objective import UNCERTAINTY
 
@@ -26,6 +33,13 @@ Price = Callable[[Cluster], float]
 SPREAD = 1.0
 """Standard deviation of a factor's logarithm before anything is measured: descriptions are expected
 to be wrong by e = 2.7 times."""
+
+ALIKE = 0.5
+"""Correlation of the logarithms of the factors of two types of one sort, before anything is
+measured: half of what one is wrong by is expected of the other."""
+
+MOST_TYPES = 4
+"""Number of types of one sort that have factors of their own. Each is priced for, on each plan."""
 
 SURE = 2.0
 """Standard deviations by which a plan has to be predicted slower for it not to be tried."""
@@ -47,7 +61,7 @@ class TrialRanking:
         self.correction: Correction | None = None
         self._prices, self._cluster = prices, cluster
         self._factors = _factors_of(cluster)
-        self._fit = _Fit.unmeasured(len(self._factors))
+        self._fit = _Fit.unmeasured(_prior(self._factors))
         self._clusters: dict[Correction, Cluster] = {}
         self._known: dict[tuple[int, Correction], float] = {}
 
@@ -87,8 +101,14 @@ class TrialRanking:
         return np.log([self._seconds(plan, correction) for plan in plans])
 
     def _correction(self, factors: np.ndarray) -> Correction:
-        values = map(float, np.exp(factors))
-        return Correction(**dict(zip(self._factors, values, strict=True)))
+        found: dict[str, list[float]] = {}
+        parts = {}
+        for factor, log in zip(self._factors, map(float, factors), strict=True):
+            found.setdefault(factor.sort, []).append(log)
+            if factor.part:
+                parts[factor.part] = math.exp(log)
+        common = {sort: math.exp(math.fsum(logs) / len(logs)) for sort, logs in found.items()}
+        return Correction(**common, parts=parts)
 
     def _seconds(self, plan: int, correction: Correction) -> float:
         key = plan, correction
@@ -99,14 +119,37 @@ class TrialRanking:
         return self._known[key]
 
 
-def _factors_of(cluster: Cluster) -> list[str]:
-    """List the fields of a `Correction` that the cluster has something for."""
-    found = ["work"]
+class _Factor(NamedTuple):
+    """Factor of a correction: of all that a field of `Correction` is of, or of one type of it.
+
+    Attributes:
+        sort: the field.
+        part: the name of the type; empty: of all.
+    """
+
+    sort: str
+    part: str = ""
+
+
+def _factors_of(cluster: Cluster) -> list[_Factor]:
+    """List the factors that the cluster has something for."""
+    parts = ClusterParts.of(cluster)
+    sorts = {"work": [*parts.devices.values()]}
     if any(node.size > 1 for node in cluster.nodes):
-        found.append("within")
+        sorts["within"] = [*parts.within.values()]
     if cluster.num_nodes > 1:
-        found.append("between")
+        sorts["between"] = [*parts.between.values()]
+    found = []
+    for sort, names in sorts.items():
+        is_told_apart = 1 < len(names) <= MOST_TYPES
+        found += [_Factor(sort, name) for name in names] if is_told_apart else [_Factor(sort)]
     return found
+
+
+def _prior(factors: Sequence[_Factor]) -> np.ndarray:
+    """The covariance of the logarithms of factors before anything is measured."""
+    alike = [[ALIKE if one.sort == other.sort else 0.0 for other in factors] for one in factors]
+    return np.asarray(SPREAD**2 * (alike + (1 - ALIKE) * np.eye(len(factors))))
 
 
 # --- least squares ----------------------------------------------------------------------------
@@ -130,7 +173,7 @@ Predict = Callable[[np.ndarray], np.ndarray]
 class _Fit:
     """Logarithms of factors, and how sure they are.
 
-    Before anything is measured they are 0, with a standard deviation of `SPREAD` each.
+    Before anything is measured they are 0, with a covariance of `prior`.
 
     Attributes:
         error: by which predictions by the right factors deviate: that of those which were
@@ -139,26 +182,28 @@ class _Fit:
 
     factors: np.ndarray
     covariance: np.ndarray
+    prior: np.ndarray
     error: float = math.inf
 
     @classmethod
-    def unmeasured(cls, count: int) -> _Fit:
-        return cls(np.zeros(count), SPREAD**2 * np.eye(count))
+    def unmeasured(cls, prior: np.ndarray) -> _Fit:
+        return cls(np.zeros(len(prior)), prior, prior)
 
     def to(self, predict: Predict, logs: np.ndarray) -> _Fit:
         """Fit to measurements, from these factors on, by Gauss and Newton's method."""
         if not len(logs):
-            return self.unmeasured(len(self.factors))
+            return self.unmeasured(self.prior)
+        expected = np.linalg.inv(self.prior)
 
         def loss(factors: np.ndarray) -> float:
             errors = logs - predict(factors)
-            return float(errors @ errors / UNCERTAINTY**2 + factors @ factors / SPREAD**2)
+            return float(errors @ errors / UNCERTAINTY**2 + factors @ expected @ factors)
 
         factors = self.factors
         for _ in range(_ITERATIONS):
             slopes = _slopes(predict, factors)
-            pull = slopes.T @ (logs - predict(factors)) / UNCERTAINTY**2 - factors / SPREAD**2
-            step = _covariance(slopes, UNCERTAINTY) @ pull
+            pull = slopes.T @ (logs - predict(factors)) / UNCERTAINTY**2 - expected @ factors
+            step = _covariance(slopes, UNCERTAINTY, expected) @ pull
             step *= min(1.0, _LONGEST / max(np.abs(step).max(), _SETTLED))
             for _ in range(_HALVINGS):
                 if loss(factors + step) <= loss(factors):
@@ -169,9 +214,9 @@ class _Fit:
                 break
         errors, spare = logs - predict(factors), len(logs) - len(factors)
         if spare <= 0:  # factors explain whatever was measured
-            return _Fit(factors, _covariance(slopes, UNCERTAINTY))
+            return _Fit(factors, _covariance(slopes, UNCERTAINTY, expected), self.prior)
         error = max(UNCERTAINTY, math.sqrt(float(errors @ errors) / spare))
-        return _Fit(factors, _covariance(slopes, error), error)
+        return _Fit(factors, _covariance(slopes, error, expected), self.prior, error)
 
     def predict(self, predict: Predict) -> tuple[np.ndarray, np.ndarray]:
         """Predict the logarithms of measurements, and their standard deviations."""
@@ -180,11 +225,13 @@ class _Fit:
         return predict(self.factors), np.sqrt(variances)
 
 
-def _covariance(slopes: np.ndarray, error: float) -> np.ndarray:
-    """The covariance of factors that are fitted to measurements with such slopes and errors."""
-    _, count = slopes.shape
-    precision = slopes.T @ slopes / error**2 + np.eye(count) / SPREAD**2
-    return np.asarray(np.linalg.inv(precision))
+def _covariance(slopes: np.ndarray, error: float, expected: np.ndarray) -> np.ndarray:
+    """The covariance of factors that are fitted to measurements with such slopes and errors.
+
+    Args:
+        expected: their precision before.
+    """
+    return np.asarray(np.linalg.inv(slopes.T @ slopes / error**2 + expected))
 
 
 def _slopes(predict: Predict, factors: np.ndarray) -> np.ndarray:

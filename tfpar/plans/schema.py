@@ -320,13 +320,15 @@ class CorrectionEntry(_Part, frozen=True):
     work: AboveZero
     within: AboveZero
     between: AboveZero
+    parts: dict[str, AboveZero] | UnsetType = UNSET
 
     @classmethod
     def of(cls, correction: Correction) -> CorrectionEntry:
-        return cls(**vars(correction))
+        return cls(**{**vars(correction), "parts": dict(correction.parts) or UNSET})
 
     def read(self) -> Correction:
-        return Correction(**msgspec.structs.asdict(self))
+        parts = {} if self.parts is UNSET else self.parts
+        return Correction(self.work, self.within, self.between, parts)
 
 
 class AttemptEntry(NamedTuple):

@@ -132,3 +132,5 @@ def test_a_correction_names_what_the_cluster_has():
     assert trials_text(2, 5, Correction(work=3.0)) == told
     told = "work takes 0.33 times, links between nodes 12 times as long as the cluster says"
     assert correction_text(Correction(1 / 3, 1.0, 12.3)) == told
+    told = "work takes 1.5 times, V100 1 times, T4 2.2 times as long as the cluster says"
+    assert correction_text(Correction(1.5, parts={"V100": 1.0, "T4": 2.2})) == told

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -144,13 +143,20 @@ def trials_table(trials: Sequence[CandidateSummary]) -> str:
 
 
 def correction_text(correction: Correction) -> str:
-    """`work takes 3 times, links within nodes 0.5 times as long as the cluster says`."""
-    names = {"work": "work", "within": "links within nodes", "between": "links between nodes"}
-    factors = dataclasses.asdict(correction)
+    """`work takes 3 times, links within nodes 0.5 times as long as the cluster says`; parts that
+    were told apart follow by name, as in `V100 1 times, T4 2 times`."""
+    factors = {
+        "links within nodes": correction.within,
+        "links between nodes": correction.between,
+        **correction.parts,
+    }
     shown = [
-        f"{names[name]}{' takes' if name == 'work' else ''} {_factor(factor)} times"
-        for name, factor in factors.items()
-        if name == "work" or factor != 1
+        f"work takes {_factor(correction.work)} times",
+        *(
+            f"{name} {_factor(factor)} times"
+            for name, factor in factors.items()
+            if factor != 1 or name in correction.parts
+        ),
     ]
     return f"{', '.join(shown)} as long as the cluster says"
 
