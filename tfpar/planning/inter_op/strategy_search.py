@@ -276,7 +276,7 @@ def _pipeline_of(
         microbatches,
         AUTO,
         strategy.virtual if strategy.virtual > 1 else None,
-        recompute=strategy.memory.recompute,
+        recompute=strategy.recompute,
     )
     # Plans may cut layers, too, which counts for much where a stage has hardly more than one.
     is_coarse = sum(strategy.counts) < FEW_LAYERS * strategy.stages
