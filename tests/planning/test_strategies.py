@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,7 +20,10 @@ from tfpar.planning.inter_op.strategy_search import (
     StrategyPipeline,
     plans_of_layouts,
     sizes_of_stages,
+    strategy_pipeline,
 )
+from tfpar.planning.inter_op.three_d.searches import Ranked
+from tfpar.planning.inter_op.three_d.strategy import MemoryOptions, Strategy3D
 from tfpar.planning.intra_op.planners import find_planner
 from tfpar.planning.meshes import logical_meshes
 from tfpar.planning.objective import UNCERTAINTY
@@ -93,6 +97,14 @@ def test_stages_take_ranks_in_any_order_that_a_strategy_says():
     search, request = step_search(), PlanRequest(Mesh.of([2, 2]), machines(1e8, 2, 2))
     plan = planned(search, request, StrategyPipeline(Pipeline(2, 2), (0, 2, 1, 3)))
     assert plan.stages.ranks == (0, 2, 1, 3)
+
+
+def test_a_pipeline_recomputes_the_stages_that_a_strategy_does():
+    again = MemoryOptions(recompute=True)
+    strategy = Strategy3D(1, 1, 1, (2,) * 4, virtual=2, memory=(again, MemoryOptions()) * 2)
+    laid = {(1, 1): SimpleNamespace(problem=SimpleNamespace(meshes=()))}
+    found = strategy_pipeline(Ranked(strategy, 1.0), laid, 8)  # type: ignore[arg-type]
+    assert found.pipeline.recompute == (0, 2) and found.pipeline.num_stages == 4
 
 
 def test_what_is_far_by_the_table_is_not_planned(monkeypatch):

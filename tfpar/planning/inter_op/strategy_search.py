@@ -273,7 +273,7 @@ def propose(
                 progress=request.progress.priced,
             )
     for one in _finalists(ranked, batch_size):
-        planned = _pipeline_of(one, plans, batch_size)
+        planned = strategy_pipeline(one, plans, batch_size)
         yield planned._replace(cost=strategy_cost(model, one.strategy))
 
 
@@ -348,9 +348,10 @@ def _unlike_pipeline(
     return StrategyPipeline(pipeline, pipeline.rank_order or (), meshes)
 
 
-def _pipeline_of(
+def strategy_pipeline(
     ranked: Ranked, plans: Mapping[Degrees, LaidOut], batch_size: int
 ) -> StrategyPipeline:
+    """The pipeline that a strategy runs in."""
     strategy = ranked.strategy
     microbatches = batch_size // (strategy.data * strategy.microbatch)
     meshes = tuple(plans[strategy.data, strategy.tensor].problem.meshes)
@@ -361,7 +362,7 @@ def _pipeline_of(
         microbatches,
         AUTO,
         strategy.virtual if strategy.virtual > 1 else None,
-        recompute=strategy.memory.recompute,
+        recompute=strategy.recompute,
     )
     # Plans may cut layers, too, which counts for much where a stage has hardly more than one.
     is_coarse = sum(strategy.counts) < FEW_LAYERS * strategy.stages

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import random
@@ -11,7 +12,13 @@ import pytest
 
 from tests.cases import amounts
 from tfpar.cost import pipeline_seconds
-from tfpar.planning.inter_op.stages.pipe_dp import ChainLayer, StageDevice, pipe_dp
+from tfpar.planning.inter_op.stages.pipe_dp import (
+    ChainLayer,
+    ChainOption,
+    StageDevice,
+    pipe_dp,
+    try_pipe_dp,
+)
 from tfpar.spec import ArgumentError, MemoryLimitError, PlanError
 
 
@@ -53,6 +60,62 @@ def some(rng, max_layers=8):
         for _ in range(rng.randint(1, min(count, 4)))
     ]
     return layers, places, rng.choice([1, 2, 4, 16])
+
+
+@pytest.mark.parametrize("trials", amounts(60, 400))
+def test_each_stage_runs_its_layers_in_the_way_that_takes_least_and_fits(trials):
+    mixed = 0
+    for seed in range(trials):
+        rng = random.Random(seed)
+        layers, places, microbatches = some(rng, 5)
+        layers = [dataclasses.replace(one, kept_bytes=4 * one.kept_bytes) for one in layers]
+        options = [ChainOption(layers)]
+        for _ in range(rng.randint(1, 2)):
+            slower = [
+                dataclasses.replace(
+                    one,
+                    seconds=one.seconds + rng.randint(0, 3),
+                    fixed_bytes=one.fixed_bytes * rng.choice([0.5, 1.0]),
+                    kept_bytes=one.kept_bytes * rng.choice([0.0, 0.5]),
+                )
+                for one in layers
+            ]
+            options.append(ChainOption(slower, rng.choice([0.0, 3.0])))
+
+        def least(options, layers=layers, places=places, microbatches=microbatches):
+            return min(
+                _with_options(options, places, microbatches, counts, ways)
+                for counts in cuts(len(layers), len(places))
+                for ways in itertools.product(range(len(options)), repeat=len(places))
+            )
+
+        best = least(options)
+        found = try_pipe_dp(options, places, microbatches)
+        if found is None:
+            assert math.isinf(best)
+            continue
+        assert found.seconds == pytest.approx(best)
+        own = _with_options(options, places, microbatches, found.counts, found.options)
+        assert own == pytest.approx(best)
+        mixed += best < min(least([one]) for one in options)
+    assert mixed > trials / 20
+
+
+def _with_options(options, places, microbatches, counts, ways):
+    """`priced`, where each stage runs its layers in a way of its own."""
+    ends = [0, *itertools.accumulate(counts)]
+    layers = [
+        layer
+        for way, run in zip(ways, itertools.pairwise(ends), strict=True)
+        for layer in options[way].layers[slice(*run)]
+    ]
+    left = [
+        dataclasses.replace(
+            place, memory_bytes=max(1e-9, place.memory_bytes - options[way].reserved_bytes)
+        )
+        for way, place in zip(ways, places, strict=True)
+    ]
+    return priced(layers, left, microbatches, counts)
 
 
 @pytest.mark.parametrize("trials", amounts(60, 400))

@@ -177,6 +177,36 @@ def test_sharded_slots_are_stored_once_and_weights_gathered():
     )
 
 
+def test_offloaded_slots_come_to_the_device_and_go_back():
+    given = model(fixed_bytes=100.0, slot_bytes=60.0, kept_bytes=1.0)
+    (node,) = given.cluster.nodes[:1]
+    device = dataclasses.replace(node.device, host_bandwidth=30.0, host_latency_s=0.25)
+    nodes = tuple(dataclasses.replace(node, device=device) for node in given.cluster.nodes)
+    given = dataclasses.replace(given, cluster=dataclasses.replace(given.cluster, nodes=nodes))
+    plain = Strategy3D(4, 1, 1, (4,))
+    for shard, copies in ((False, 1), (True, 4)):
+        away = dataclasses.replace(plain, memory=MemoryOptions(False, shard, True))
+        stays = dataclasses.replace(plain, memory=MemoryOptions(False, shard))
+        slots = 60 / copies  # of a layer; those of one are on the device as it is updated
+        assert stored_bytes(given, away) == pytest.approx([4 * 40 + 4 + slots - 1])
+        more = 4 * 2 * (slots / 30 + 0.25)
+        for seconds in (analytic_seconds, lambda *x: simulate_strategy(*x).seconds):
+            assert seconds(given, away) == pytest.approx(seconds(given, stays) + more)
+
+
+def test_stages_store_less_each_in_its_own_way():
+    given = model(fixed_bytes=100.0, slot_bytes=60.0, kept_bytes=40.0, input_bytes=3.0)
+    again, away = MemoryOptions(recompute=True), MemoryOptions(offload_slots=True)
+    mixed = Strategy3D(1, 2, 2, (2, 2), memory=(again, away))
+    assert str(mixed).endswith("layers 2+2, recomputed in stage 0, slots offloaded in stage 1")
+    each = [stored_bytes(given, dataclasses.replace(mixed, memory=one)) for one in (again, away)]
+    assert stored_bytes(given, mixed) == (each[0][0], each[1][1])
+    assert mixed.recompute == (0,)
+    assert dataclasses.replace(mixed, memory=(again, again)).memory == again
+    with pytest.raises(PlanError, match="2 stages cannot have 3 memory options"):
+        dataclasses.replace(mixed, memory=(again,) * 3)
+
+
 def test_virtual_stages_have_the_closed_form_and_a_smaller_bubble():
     """(M v + p - 1) (F + B), of a quarter of the layers a stage: Narayanan et al. 2021, §2.2."""
     given = model(layers=8)

@@ -110,6 +110,15 @@ def test_copies_that_share_slots_out_store_less_and_exchange_as_much():
     assert sum(e.num_bytes for e in after.gathers) == sum(e.num_bytes for e in before.sums)
 
 
+def test_slots_in_host_memory_are_not_on_the_device():
+    table, plain = model().table, LayerLayout(2, 1, 2, shard_slots=True)
+    before, after = (
+        table.cost("layer 1", plain._replace(offload_slots=away)) for away in (False, True)
+    )
+    assert after.host_bytes > 0 == before.host_bytes
+    assert after.fixed_bytes == pytest.approx(before.fixed_bytes - after.host_bytes)
+
+
 def test_a_layout_without_a_plan_has_no_cost():
     kind = model().table.kinds["layer 0"]
     assert not kind.has(SLOW.name, LayerLayout(3, 1, 1))

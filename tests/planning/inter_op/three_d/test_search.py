@@ -52,7 +52,7 @@ def test_annealing_finds_what_exhaustive_search_does(models):
     assert len(compared) >= 0.8 * len(models)
     assert any(strategy.virtual > 1 for strategy in compared)
     assert any(strategy.shares for strategy in compared)
-    assert any(strategy.memory.shard_slots for strategy in compared)
+    assert any(one.options(s).shard_slots for one in compared for s in range(one.stages))
 
 
 @pytest.mark.slow
@@ -163,6 +163,41 @@ def test_what_does_not_fit_is_computed_again():
     assert not find(StrategyProblem(small, large, 8)).best.strategy.memory.recompute
 
 
+def test_stages_are_computed_again_that_have_most_in_flight():
+    """The first of three stages keeps three microbatches, 90 B, the second 60 B and the last 30."""
+    on = cluster(*[("fast", 1, 1.0, 10.0)] * 3, memory_bytes=101.0)
+    table = equal_layers(3, {"fast": 1.0}, fixed_bytes=20.0, kept_bytes=30.0, input_bytes=1.0)
+    space = StrategySpace(StrategyProblem(table, on, 8))
+    found = space.strategy(space.lying(ParallelDegrees(1, 1, 1), space.plain_order))
+    assert [found.options(stage).recompute for stage in range(3)] == [True, False, False]
+    assert found.recompute == (0,)
+
+
+@pytest.mark.parametrize(
+    ("bandwidth", "host_bytes", "expected"),
+    [
+        pytest.param(1e3, None, {"slots offloaded"}, id="quickly there and back"),
+        pytest.param(1e3, 160.0, {"recomputed"}, id="hosts have no room"),
+        pytest.param(0.1, None, {"recomputed"}, id="slowly"),
+        pytest.param(math.inf, None, {"recomputed"}, id="in the memory of the host"),
+    ],
+)
+def test_what_takes_least_is_done_to_store_less(bandwidth, host_bytes, expected):
+    """Two stages that lack 20 B and less: slots of 80 B come and go once a step."""
+    on = cluster(("fast", 2, 100.0, 10.0), memory_bytes=200.0)
+    (node,) = on.nodes
+    device = dataclasses.replace(node.device, host_bandwidth=bandwidth, host_latency_s=0.0)
+    on = dataclasses.replace(
+        on, nodes=(dataclasses.replace(node, device=device, host_memory_bytes=host_bytes),)
+    )
+    table = equal_layers(
+        2, {"fast": 1.0}, fixed_bytes=160.0, slot_bytes=120.0, kept_bytes=30.0, input_bytes=1.0
+    )
+    space = StrategySpace(StrategyProblem(table, on, 8))
+    found = space.strategy(space.lying(ParallelDegrees(1, 1, 1), space.plain_order))
+    assert {text for text in ("recomputed", "slots offloaded") if text in str(found)} == expected
+
+
 def test_slots_are_sharded_where_weights_are_less_than_gradients():
     on = cluster(*[("fast", 1, 1.0, 10.0)] * 4)
     for weight_bytes, sharded in [(10.0, True), (20.0, False)]:
@@ -243,7 +278,8 @@ def test_a_point_says_all_but_the_layers():
         ),
         (
             {"fixed_bytes": 100.0, "slot_bytes": 60.0, "kept_bytes": 9.0, "input_bytes": 1.0},
-            r"recomputed, slots sharded\) needs .* or devices with more memory\.$",
+            r"recomputed, slots sharded, slots offloaded\) needs .* Weights and gradients alone "
+            r"are .* or devices with more memory\.$",
             None,
         ),
     ],

@@ -7,7 +7,9 @@ some run of layers may take. Here there is a table over (layers, stages) for eac
 slowest stage, of which few have to be tried (`pipe_dp_table`). The optimum is the same.
 
 A stage's place in the pipeline says how many microbatches it has in flight, so what it stores is
-known within the program too.
+known within the program too. So is which way of running its layers takes least and fits, such as
+computing them again in the backward pass: of what stores less where memory is short, each stage has
+as much as it needs.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import math
 from collections.abc import Sequence
 
 from tfpar.cost.closed_form import pipeline_seconds
-from tfpar.planning.inter_op.stages.pipe_dp_table import PipeDpTable
+from tfpar.planning.inter_op.stages.pipe_dp_table import LayerCut, LayerWay, PipeDpTable
 from tfpar.spec import MemoryLimitError, PlanError
 from tfpar.spec.arguments import argument_error, finite, integer, number
 from tfpar.spec.quantities import format_bytes
@@ -43,6 +45,19 @@ class ChainLayer:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             finite(field.name, getattr(self, field.name))
+
+
+@dataclasses.dataclass(frozen=True)
+class ChainOption:
+    """A way in which a stage may run its layers.
+
+    Attributes:
+        layers: all of the chain, run so.
+        reserved_bytes: that a stage needs beside, whichever its layers are.
+    """
+
+    layers: Sequence[ChainLayer]
+    reserved_bytes: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,16 +88,18 @@ class LayerAssignment:
         seconds: of a step, by equation 4.
         stage_seconds: of a microbatch in each stage.
         sent_seconds: of a microbatch on the way from each stage to the next.
+        options: the option that each stage takes, by its number.
     """
 
     counts: tuple[int, ...]
     seconds: float
     stage_seconds: tuple[float, ...]
     sent_seconds: tuple[float, ...]
+    options: tuple[int, ...] = ()
 
 
 def pipe_dp(
-    layers: Sequence[ChainLayer],
+    layers: Sequence[ChainLayer] | Sequence[ChainOption],
     places: Sequence[StageDevice],
     microbatches: int,
     *,
@@ -91,6 +108,8 @@ def pipe_dp(
     """Assign the layers to stages, in their order, so that a step takes least by equation 4.
 
     Args:
+        layers: or the ways in which a stage may run them, which send as much: it takes the one that
+            takes least of those that fit, of equal ones the first.
         places: of the stages, in their order.
         in_flight: of each stage, the most microbatches that it keeps; by default as 1F1B has it.
 
@@ -100,12 +119,13 @@ def pipe_dp(
     """
     found = try_pipe_dp(layers, places, microbatches, in_flight=in_flight)
     if found is None:
-        raise _too_large(layers, places, microbatches, in_flight or _of_1f1b(places, microbatches))
+        kept = in_flight or _of_1f1b(places, microbatches)
+        raise _too_large(_options(layers), places, microbatches, kept)
     return found
 
 
 def try_pipe_dp(
-    layers: Sequence[ChainLayer],
+    layers: Sequence[ChainLayer] | Sequence[ChainOption],
     places: Sequence[StageDevice],
     microbatches: int,
     *,
@@ -118,18 +138,22 @@ def try_pipe_dp(
         PlanError: there are more stages than layers.
     """
     integer("microbatches", microbatches, 1)
-    count = len(places)
-    if not 1 <= count <= len(layers):
-        raise PlanError(
-            f"{count} stages of {len(layers)} layers: there can be from 1 to {len(layers)}."
-        )
+    options = _options(layers)
+    count, number = len(places), len(options[0].layers)
+    if not 1 <= count <= number:
+        raise PlanError(f"{count} stages of {number} layers: there can be from 1 to {number}.")
     if in_flight is None:
         in_flight = _of_1f1b(places, microbatches)
     elif len(in_flight) != count:
         raise argument_error("in_flight", in_flight, f"{count} numbers, one for each stage")
-    cuts = _cuts(layers, places, in_flight)
-    counts = cuts.best(microbatches)
-    return None if counts is None else _assignment(cuts, counts, microbatches)
+    cuts = _cuts(options, places, in_flight)
+    best = cuts.best(microbatches)
+    return None if best is None else _assignment(cuts, best, microbatches)
+
+
+def _options(layers: Sequence[ChainLayer] | Sequence[ChainOption]) -> list[ChainOption]:
+    options = [one for one in layers if isinstance(one, ChainOption)]
+    return options or [ChainOption([one for one in layers if isinstance(one, ChainLayer)])]
 
 
 def _of_1f1b(places: Sequence[StageDevice], microbatches: int) -> list[int]:
@@ -138,22 +162,22 @@ def _of_1f1b(places: Sequence[StageDevice], microbatches: int) -> list[int]:
 
 
 def _too_large(
-    layers: Sequence[ChainLayer],
+    options: Sequence[ChainOption],
     places: Sequence[StageDevice],
     microbatches: int,
     in_flight: Sequence[int],
 ) -> MemoryLimitError:
     """Says what is missing in the assignment that would be the fastest."""
     unlimited = [dataclasses.replace(place, memory_bytes=math.inf) for place in places]
-    cuts = _cuts(layers, unlimited, in_flight)
-    counts = cuts.best(microbatches)
-    assert counts is not None, "any cut fits"
-    ends = [0, *itertools.accumulate(counts)]
+    cuts = _cuts(options, unlimited, in_flight)
+    best = cuts.best(microbatches)
+    assert best is not None, "any cut fits"
+    ends = [0, *itertools.accumulate(best.counts)]
     stored = [cuts.stored(s, *run) for s, run in enumerate(itertools.pairwise(ends))]
     worst = max(range(len(places)), key=lambda s: stored[s] - places[s].memory_bytes)
     return MemoryLimitError(
-        f"{len(layers)} layers do not fit into {len(places)} stages. In the fastest assignment "
-        f"stage {worst} would store {format_bytes(stored[worst])} of the "
+        f"{len(options[0].layers)} layers do not fit into {len(places)} stages. In the fastest "
+        f"assignment stage {worst} would store {format_bytes(stored[worst])} of the "
         f"{format_bytes(places[worst].memory_bytes)} it may, with {in_flight[worst]} microbatches "
         f"in flight. Use more stages, smaller microbatches or recompute.",
         stored[worst],
@@ -161,13 +185,19 @@ def _too_large(
 
 
 def _cuts(
-    layers: Sequence[ChainLayer], places: Sequence[StageDevice], in_flight: Sequence[int]
+    options: Sequence[ChainOption], places: Sequence[StageDevice], in_flight: Sequence[int]
 ) -> PipeDpTable:
     return PipeDpTable(
-        [layer.seconds for layer in layers],
-        [layer.fixed_bytes for layer in layers],
-        [layer.kept_bytes for layer in layers],
-        [layer.sent_bytes for layer in layers],
+        [
+            LayerWay(
+                [layer.seconds for layer in option.layers],
+                [layer.fixed_bytes for layer in option.layers],
+                [layer.kept_bytes for layer in option.layers],
+                option.reserved_bytes,
+            )
+            for option in options
+        ],
+        [layer.sent_bytes for layer in options[0].layers],
         [place.speed for place in places],
         [place.bandwidth for place in places],
         [place.memory_bytes for place in places],
@@ -175,9 +205,11 @@ def _cuts(
     )
 
 
-def _assignment(cuts: PipeDpTable, counts: tuple[int, ...], microbatches: int) -> LayerAssignment:
-    ends = [0, *itertools.accumulate(counts)]
-    own = tuple(cuts.seconds(s, *run) for s, run in enumerate(itertools.pairwise(ends)))
+def _assignment(cuts: PipeDpTable, best: LayerCut, microbatches: int) -> LayerAssignment:
+    ends = [0, *itertools.accumulate(best.counts)]
+    own = tuple(
+        cuts.seconds(s, *run, best.ways[s]) for s, run in enumerate(itertools.pairwise(ends))
+    )
     sent = tuple(cuts.sent_seconds(s, end) for s, end in enumerate(ends[1:-1]))
     seconds = pipeline_seconds(microbatches, max(own), sum(own), sum(sent))
-    return LayerAssignment(counts, seconds, own, sent)
+    return LayerAssignment(best.counts, seconds, own, sent, best.ways)

@@ -10,7 +10,9 @@ than T. So
                 be a stage start in a window, which moves on with e: its least is found with a table
                 of the least of 1, 2, 4, ... entries
 
-and of T above T_min only what some run of layers takes has to be tried. total(T) never rises with
+and of T above T_min only what some run of layers takes has to be tried. A stage may run its layers
+in several ways, which take and store more or less: t(k, s..e) is then that of the quickest way that
+fits, and each way has a window of its own. total(T) never rises with
 T: between two values of T that were tried, no step takes less than the smaller of them with the
 total of the larger, which leaves few.
 """
@@ -36,20 +38,21 @@ TOGETHER = 32
 
 
 class LayerCut(NamedTuple):
-    """Layers of each stage, and seconds: of the slowest stage, and of all with what they send."""
+    """Layers of each stage, the way in which it runs them, and seconds: of the slowest stage, and
+    of all with what they send."""
 
     counts: tuple[int, ...]
+    ways: tuple[int, ...]
     slowest: float
     total: float
 
 
-class PipeDpTable:
-    """Table of the seconds and bytes of runs of layers in each stage.
+class LayerWay:
+    """A way to run layers, whichever stage does.
 
     Args:
-        seconds, fixed, kept, sent: of each layer, as those of `pipe_dp.ChainLayer`.
-        speeds, bandwidths, memory: of each stage, as those of `pipe_dp.StageDevice`.
-        in_flight: of each stage, the most microbatches that it keeps.
+        seconds, fixed, kept: of each layer, as those of `pipe_dp.ChainLayer`.
+        reserved: bytes that a stage needs beside, whichever its layers are.
     """
 
     def __init__(
@@ -57,32 +60,94 @@ class PipeDpTable:
         seconds: Sequence[float],
         fixed: Sequence[float],
         kept: Sequence[float],
+        reserved: float = 0.0,
+    ) -> None:
+        self.sums = [0.0, *itertools.accumulate(seconds)]
+        self.seconds = np.array(self.sums)
+        self.fixed = np.array([0.0, *itertools.accumulate(fixed)])
+        self.kept = np.array([0.0, *itertools.accumulate(kept)])
+        self.reserved = reserved
+        runs = self.seconds[None, :] - self.seconds[:, None]
+        self._runs = np.where(np.tri(len(runs), dtype=bool), math.inf, runs)
+        self._at: dict[float, Floats] = {}
+
+    def runs(self, speed: float) -> Floats:
+        """[start, end]: the seconds of a microbatch in a run of layers at a speed; infinite of
+        none."""
+        if speed not in self._at:
+            self._at[speed] = self._runs / speed
+        return self._at[speed]
+
+    def stored(self, start: int, end: int, in_flight: int) -> float:
+        """Return the bytes of a run of layers, with so many microbatches in flight."""
+        kept = self.kept[end] - self.kept[start]
+        return float(self.fixed[end] - self.fixed[start] + in_flight * kept) + self.reserved
+
+    def first_that_fit(self, in_flight: int, memory: float) -> Integers:
+        """The first layer with which a run up to each end does not store more."""
+        ends = np.arange(len(self.sums))
+        if math.isinf(memory):
+            return np.zeros_like(ends)
+        memory -= self.reserved
+        stored = self.fixed + in_flight * self.kept
+        starts = np.minimum(np.searchsorted(stored, stored - memory), ends)
+
+        def too_large(start: Integers) -> NDArray[np.bool_]:
+            kept = self.kept[ends] - self.kept[start]
+            sums: NDArray[np.bool_] = (
+                self.fixed[ends] - self.fixed[start] + in_flight * kept > memory
+            )
+            return sums
+
+        before = np.maximum(starts - 1, 0)
+        starts = np.where(too_large(before), starts, before)
+        found: Integers = np.where(too_large(starts), np.minimum(starts + 1, ends), starts)
+        return found
+
+    def windows(self, speed: float, first: Integers, most: Floats) -> Integers:
+        """[T, end]: the first layer with which a run up to `end` fits and takes no longer."""
+        until = self.seconds[None, :] - most[:, None] * speed
+        starts = np.searchsorted(self.seconds, until.ravel()).reshape(until.shape)
+        ends = np.arange(len(self.sums))
+        for step in (-1, 1):
+            tried = np.clip(starts - (step < 0), 0, ends)
+            longer = (self.seconds[ends] - self.seconds[tried]) / speed > most[:, None]
+            starts = np.where(longer if step > 0 else ~longer, tried + (step > 0), starts)
+        return np.minimum(np.maximum(starts, first), ends)
+
+
+class PipeDpTable:
+    """Table of the seconds and bytes of runs of layers in each stage.
+
+    Args:
+        ways: in which a stage may run its layers.
+        sent: of each layer, as that of `pipe_dp.ChainLayer`.
+        speeds, bandwidths, memory: of each stage, as those of `pipe_dp.StageDevice`.
+        in_flight: of each stage, the most microbatches that it keeps.
+    """
+
+    def __init__(
+        self,
+        ways: Sequence[LayerWay],
         sent: Sequence[float],
         speeds: Sequence[float],
         bandwidths: Sequence[float],
         memory: Sequence[float],
         in_flight: Sequence[int],
     ) -> None:
-        self._sums = [0.0, *itertools.accumulate(seconds)]
-        self._seconds = np.array(self._sums)
-        self._fixed = np.array([0.0, *itertools.accumulate(fixed)])
-        self._kept = np.array([0.0, *itertools.accumulate(kept)])
-        self._sent = np.array([0.0, *sent])
-        self._speeds, self._bandwidths = speeds, bandwidths
-        self._memory, self._in_flight = memory, in_flight
-        self._layers = len(seconds)
-        runs = self._seconds[None, :] - self._seconds[:, None]
-        none = np.tri(len(runs), dtype=bool)
-        self._runs = {speed: np.where(none, math.inf, runs / speed) for speed in set(speeds)}
-        # Of each stage, the first layer with which a run up to each layer fits.
+        self._ways, self._sent = ways, np.array([0.0, *sent])
+        self._speeds, self._bandwidths, self._in_flight = speeds, bandwidths, in_flight
+        self._layers = len(sent)
+        # Of each stage and way, the first layer with which a run up to each layer fits.
         cases = [*zip(in_flight, memory, strict=True)]
-        known = {case: self._first_that_fit(*case) for case in set(cases)}
+        known = {case: [way.first_that_fit(*case) for way in ways] for case in set(cases)}
         self._first = [known[case] for case in cases]
 
-    def seconds(self, stage: int, start: int, end: int) -> float:
+    def seconds(self, stage: int, start: int, end: int, way: int = 0) -> float:
         """Return the seconds of a microbatch in the layers from `start` to `end`, which is left
         out."""
-        return (self._sums[end] - self._sums[start]) / self._speeds[stage]
+        sums = self._ways[way].sums
+        return (sums[end] - sums[start]) / self._speeds[stage]
 
     def sent_seconds(self, stage: int, end: int) -> float:
         """Return the seconds of a microbatch from a stage that ends before layer `end` to the next,
@@ -92,12 +157,12 @@ class PipeDpTable:
         return float(self._sent[end]) / self._bandwidths[stage]
 
     def stored(self, stage: int, start: int, end: int) -> float:
-        """Return the bytes of these layers."""
-        kept = self._kept[end] - self._kept[start]
-        return float(self._fixed[end] - self._fixed[start] + self._in_flight[stage] * kept)
+        """Return the bytes of these layers in the way that stores least."""
+        in_flight = self._in_flight[stage]
+        return min(way.stored(start, end, in_flight) for way in self._ways)
 
-    def best(self, microbatches: int) -> tuple[int, ...] | None:
-        """Layers of each stage in the cut that takes least and fits; None if none fits."""
+    def best(self, microbatches: int) -> LayerCut | None:
+        """Return the cut that takes least and fits; None if none fits."""
         more = microbatches - 1
 
         def step(cut: LayerCut) -> float:
@@ -106,7 +171,8 @@ class PipeDpTable:
         slowest = self._narrowest()
         if math.isinf(slowest):
             return None
-        ends = np.array([slowest, self._sums[-1] / min(self._speeds)])
+        longest = max(way.sums[-1] for way in self._ways)
+        ends = np.array([slowest, longest / min(self._speeds)])
         best, totals = self._within(ends, microbatches)
         known = step(best)
         candidates = np.empty(0)
@@ -122,7 +188,7 @@ class PipeDpTable:
                 inside = candidates[one + 1 : other]
                 left.append(inside[pipeline_seconds(microbatches, inside, total) < known])
             candidates = np.concatenate(left) if left else candidates[:0]
-        return best.counts
+        return best
 
     # --- the slowest stage
 
@@ -132,84 +198,68 @@ class PipeDpTable:
         starts = np.arange(count)[:, None]
         least = np.full(count, math.inf)
         least[0] = 0.0
-        for first, speed in zip(self._first, self._speeds, strict=True):
-            own = self._runs[speed]
-            if first.any():
-                own = np.where(starts >= first[None, :], own, math.inf)
+        for firsts, speed in zip(self._first, self._speeds, strict=True):
+            own = np.full((count, count), math.inf)
+            for way, first in zip(self._ways, firsts, strict=True):
+                runs = way.runs(speed)
+                if first.any():
+                    runs = np.where(starts >= first[None, :], runs, math.inf)
+                own = np.minimum(own, runs)
             least = np.maximum(least[:, None], own).min(axis=0)
         return float(least[-1])
 
     def _between(self, low: float, high: float) -> Floats:
         """Return the distinct seconds of runs of layers in any stage, above `low` and up to `high`,
         in order."""
-        found = [runs[(runs > low) & (runs <= high)] for runs in self._runs.values()]
+        each = [way.runs(speed) for way in self._ways for speed in {*self._speeds}]
+        found = [runs[(runs > low) & (runs <= high)] for runs in each]
         return np.unique(np.concatenate(found))
 
     # --- the sum of all stages
 
     def _within(self, limits: Floats, microbatches: int) -> tuple[LayerCut, Floats]:
         """total(T) of several T, and of these the cut of a step that takes least."""
-        windows = {
-            (speed, id(first)): self._windows(speed, first, limits)
-            for speed, first in zip(self._speeds, self._first, strict=True)
-        }
+        windows: dict[tuple[float, int], Integers] = {}
+        for speed, firsts in zip(self._speeds, self._first, strict=True):
+            for way, first in zip(self._ways, firsts, strict=True):
+                if (speed, id(first)) not in windows:
+                    windows[speed, id(first)] = way.windows(speed, first, limits)
         least = np.full((len(limits), self._layers + 1), math.inf)
         least[:, 0] = 0.0
         tables = []
         for stage, speed in enumerate(self._speeds):
-            own = self._seconds / speed
-            starts = windows[speed, id(self._first[stage])]
-            tables.append((starts, least - own))
-            least = _least_of(tables[-1][1], starts) + own
+            of_ways = []
+            before, least = least, np.full_like(least, math.inf)
+            for way, first in zip(self._ways, self._first[stage], strict=True):
+                own = way.seconds / speed
+                starts = windows[speed, id(first)]
+                of_ways.append((starts, before - own))
+                least = np.minimum(least, _least_of(of_ways[-1][1], starts) + own)
+            tables.append(of_ways)
             if stage < len(self._speeds) - 1:
                 least[:, 1:] += self._sent[1:] / self._bandwidths[stage]
         at = int(np.argmin(pipeline_seconds(microbatches, limits, least[:, -1])))
         return self._cut(at, tables, float(least[at, -1])), least[:, -1]
 
-    def _cut(self, at: int, tables: list[tuple[Integers, Floats]], total: float) -> LayerCut:
+    def _cut(self, at: int, tables: list[list[tuple[Integers, Floats]]], total: float) -> LayerCut:
         """That of one T, from the last stage back."""
-        counts, slowest, end = [], 0.0, self._layers
+        counts, ways, slowest, end = [], [], 0.0, self._layers
         for stage in reversed(range(len(tables))):
-            starts, values = tables[stage]
-            first = int(starts[at, end])
-            # Of equal ones fewer layers in late stages: they have the fewest microbatches in flight
-            # while those wait for what is sent.
-            start = end - 1 - int(np.argmin(values[at, first:end][::-1]))
+            found = []
+            for number, (starts, values) in enumerate(tables[stage]):
+                first = int(starts[at, end])
+                if first < end:
+                    # Of equal ones fewer layers in late stages: they have the fewest microbatches
+                    # in flight while those wait for what is sent.
+                    start = end - 1 - int(np.argmin(values[at, first:end][::-1]))
+                    own = self._ways[number].sums[end] / self._speeds[stage]
+                    found.append((values[at, start] + own, number, start))
+            _, way, start = min(found)
             counts.append(end - start)
-            slowest = max(slowest, self.seconds(stage, start, end))
+            ways.append(way)
+            slowest = max(slowest, self.seconds(stage, start, end, way))
             end = start
-        return LayerCut(tuple(reversed(counts)), slowest, total)
-
-    def _windows(self, speed: float, first: Integers, most: Floats) -> Integers:
-        """[T, end]: the first layer with which a run up to `end` fits and takes no longer."""
-        until = self._seconds[None, :] - most[:, None] * speed
-        starts = np.searchsorted(self._seconds, until.ravel()).reshape(until.shape)
-        ends = np.arange(self._layers + 1)
-        for step in (-1, 1):
-            tried = np.clip(starts - (step < 0), 0, ends)
-            longer = (self._seconds[ends] - self._seconds[tried]) / speed > most[:, None]
-            starts = np.where(longer if step > 0 else ~longer, tried + (step > 0), starts)
-        return np.minimum(np.maximum(starts, first), ends)
-
-    def _first_that_fit(self, in_flight: int, memory: float) -> Integers:
-        """The first layer with which a run up to each end does not store more."""
-        if math.isinf(memory):
-            return np.zeros(self._layers + 1, np.int64)
-        stored = self._fixed + in_flight * self._kept
-        ends = np.arange(self._layers + 1)
-        starts = np.searchsorted(stored, stored - memory)
-
-        def too_large(start: Integers) -> NDArray[np.bool_]:
-            kept = self._kept[ends] - self._kept[start]
-            sums: NDArray[np.bool_] = (
-                self._fixed[ends] - self._fixed[start] + in_flight * kept > memory
-            )
-            return sums
-
-        before = np.maximum(starts - 1, 0)
-        starts = np.where(too_large(before), starts, before)
-        found: Integers = np.where(too_large(starts), np.minimum(starts + 1, ends), starts)
-        return found
+        return LayerCut(tuple(reversed(counts)), tuple(reversed(ways)), slowest, total)
 
 
 def _least_of(values: Floats, starts: Integers) -> Floats:

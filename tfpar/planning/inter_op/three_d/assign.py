@@ -6,13 +6,21 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import math
+from collections.abc import Sequence
 
-from tfpar.planning.inter_op.stages.pipe_dp import ChainLayer, StageDevice, try_pipe_dp
+from tfpar.planning.inter_op.stages.pipe_dp import (
+    ChainLayer,
+    ChainOption,
+    StageDevice,
+    try_pipe_dp,
+)
+from tfpar.planning.inter_op.three_d.cost_model import lower_bound_seconds
 from tfpar.planning.inter_op.three_d.memory import fits, in_flight
 from tfpar.planning.inter_op.three_d.problem import StrategyProblem
-from tfpar.planning.inter_op.three_d.strategy import Strategy3D
+from tfpar.planning.inter_op.three_d.strategy import MemoryOptions, Strategy3D
 from tfpar.planning.inter_op.three_d.time_terms import (
     layer_seconds,
+    layer_sync_seconds,
     one_ring,
     passes_of_copies,
     sync_seconds,
@@ -27,34 +35,38 @@ def even_counts(layers: int, stages: int) -> tuple[int, ...]:
     return tuple(each + (stage < more) for stage in range(stages))
 
 
-def assign_layers(model: StrategyProblem, strategy: Strategy3D) -> Strategy3D | None:
-    """Assign to each stage of the strategy the layers that take least by equation 4.
+def assign_layers(
+    model: StrategyProblem, strategy: Strategy3D, memories: Sequence[MemoryOptions] = ()
+) -> Strategy3D | None:
+    """Assign to each stage of the strategy the layers, and what it does to store less, that take
+    least by equation 4. What that takes once a step counts as if each microbatch took a part.
 
     A stage has one speed: that of its ranks with all layers of the model. Each of an actor's
     stages may store as many bytes.
 
+    Args:
+        memories: that each stage chooses from; by default all stages have those of the strategy.
+
     Returns:
         None if the memory of its ranks is too small for any assignment.
     """
+    memories = memories or [strategy.options(0)]
+    each_way = [dataclasses.replace(strategy, memory=memory) for memory in memories]
     if strategy.stages == 1:
-        return strategy if fits(model, strategy) else None
-    table, microbatches = model.table, max(strategy.microbatches(model.batch))
-    each = [layer_seconds(model, strategy, actor) for actor in range(strategy.actors)]
-    known: dict[str, ChainLayer] = {}
-    for name, seconds in zip(table.layers, each[0], strict=True):
-        if name not in known:
-            cost = table.cost(name, strategy.layout)
-            sent = cost.sent_bytes + cost.returned_bytes
-            known[name] = ChainLayer(seconds, sent, cost.fixed_bytes, cost.kept_bytes)
-    layers = [known[name] for name in table.layers]
+        fitting = [one for one in each_way if fits(model, one)]
+        if len(fitting) < 2:
+            return fitting[0] if fitting else None
+        return min(fitting, key=lambda one: lower_bound_seconds(model, one))
+    microbatches = max(strategy.microbatches(model.batch))
+    each = [layer_seconds(model, each_way[0], actor) for actor in range(strategy.actors)]
+    options = _options(model, each_way, microbatches, each[0])
     devices = model.cluster.devices
-    working = max(table.cost(name, strategy.layout).working_bytes for name in known)
     memory = [
-        (min(devices[rank].memory_bytes for rank in strategy.stage(actor)) - working)
-        / strategy.virtual
+        min(devices[rank].memory_bytes for rank in strategy.stage(actor)) / strategy.virtual
         for actor in range(strategy.actors)
     ]
-    if min(memory) <= 0:
+    least = min(option.reserved_bytes for _, option in options)
+    if min(memory) <= least:
         return None
     places = [
         StageDevice(
@@ -66,11 +78,56 @@ def assign_layers(model: StrategyProblem, strategy: Strategy3D) -> Strategy3D | 
         math.ceil(in_flight(strategy, stage % strategy.actors, microbatches) / strategy.virtual)
         for stage in range(strategy.stages)
     ]
-    found = try_pipe_dp(layers, places, microbatches, in_flight=alive)
+    found = try_pipe_dp([option for _, option in options], places, microbatches, in_flight=alive)
     if found is None:
         return None
-    chosen = dataclasses.replace(strategy, counts=found.counts)
+    chosen = dataclasses.replace(
+        strategy,
+        counts=found.counts,
+        memory=tuple(options[number][0] for number in found.options),
+    )
     return chosen if fits(model, chosen) else None
+
+
+def _options(
+    model: StrategyProblem, ways: Sequence[Strategy3D], microbatches: int, seconds: list[float]
+) -> list[tuple[MemoryOptions, ChainOption]]:
+    """The layers as the first actor runs them in each way; ways are left out that neither take nor
+    store less than another.
+
+    Args:
+        seconds: of each layer in the first way.
+    """
+    table, number = model.table, {name: i for i, name in enumerate(model.table.layers)}
+    passes = {ways[0].options(0).recompute: seconds}
+    once: dict[MemoryOptions, list[float]] = {}
+    for way in ways:
+        memory = way.options(0)
+        if memory.recompute not in passes:
+            passes[memory.recompute] = layer_seconds(model, way, 0)
+        once[memory] = [
+            layer_sync_seconds(model, way, name) if len(ways) > 1 else 0.0 for name in number
+        ]
+    least = [*map(min, zip(*once.values(), strict=True))]
+    found: list[tuple[MemoryOptions, ChainOption]] = []
+    known: list[list[float]] = []
+    for way in ways:
+        memory, layout = way.options(0), way.layout(0)
+        layers: dict[str, ChainLayer] = {}
+        for (name, i), own, fewest in zip(number.items(), once[memory], least, strict=True):
+            cost = table.cost(name, layout)
+            taken = passes[memory.recompute][i] + (own - fewest) / microbatches
+            sent = cost.sent_bytes + cost.returned_bytes
+            layers[name] = ChainLayer(taken, sent, cost.fixed_bytes, cost.kept_bytes)
+        working = max(table.cost(name, layout).working_bytes for name in number)
+        each = [x for o in layers.values() for x in (o.seconds, o.fixed_bytes, o.kept_bytes)]
+        each.append(working)
+        if any(all(a <= b for a, b in zip(one, each, strict=True)) for one in known):
+            continue
+        known.append(each)
+        chain = [layers[name] for name in table.layers]
+        found.append((memory, ChainOption(chain, working / way.virtual)))
+    return found
 
 
 def balance_microbatches(model: StrategyProblem, strategy: Strategy3D) -> Strategy3D:

@@ -36,6 +36,7 @@ from tfpar.pipeline.generators import generate
 from tfpar.pipeline.graph import task_graph
 from tfpar.pipeline.stage_graph import StageGraph, StageLink
 from tfpar.planning.inter_op.three_d.cost_table import Passes
+from tfpar.planning.inter_op.three_d.memory import stage_costs
 from tfpar.planning.inter_op.three_d.problem import StrategyProblem
 from tfpar.planning.inter_op.three_d.strategy import Strategy3D
 from tfpar.planning.inter_op.three_d.time_terms import (
@@ -188,7 +189,7 @@ def _copies(model: StrategyProblem, strategy: Strategy3D) -> list[_Copy]:
 def _cost(model: StrategyProblem, strategy: Strategy3D, stage: int) -> StageProfile:
     """Return the memory of a stage and the seconds of the sum of its gradients, without its
     passes."""
-    costs = [model.table.cost_of(layer, strategy.layout) for layer in strategy.runs[stage]]
+    costs = stage_costs(model, strategy, stage)
     return StageProfile(
         {},
         fixed_bytes=sum(cost.fixed_bytes for cost in costs),
@@ -206,7 +207,7 @@ def _sent(
     size = strategy.data * strategy.tensor
     links = []
     for s, run in enumerate(strategy.runs[:-1]):
-        last = model.table.cost_of(run[-1], strategy.layout)
+        last = model.table.cost_of(run[-1], strategy.layout(s))
         sent, returned = size * last.sent_bytes, size * last.returned_bytes
         links.append(StageLink(s, s + 1, sent, returned))
     # What is not overlapped is in the seconds of tasks.

@@ -45,7 +45,7 @@ class LayerLayout(NamedTuple):
         tensor: ranks that each layer is split over.
         microbatch: samples of a microbatch, of each copy.
         experts: copies that share the experts of a layer out among them.
-        recompute, shard_slots: see `strategy.MemoryOptions`.
+        recompute, shard_slots, offload_slots: see `strategy.MemoryOptions`.
     """
 
     data: int
@@ -54,6 +54,7 @@ class LayerLayout(NamedTuple):
     experts: int = 1
     recompute: bool = False
     shard_slots: bool = False
+    offload_slots: bool = False
 
 
 class Passes(NamedTuple):
@@ -93,9 +94,10 @@ class LayerCost:
         together: copies that wait for each other in each microbatch; those follow each other.
         fixed_bytes: that a rank stores all the time.
         kept_bytes: that it keeps of a microbatch for its backward pass.
-        working_bytes: that it needs beside while it runs a backward pass.
+        working_bytes: that it needs beside while it runs a backward pass, or its update.
         sent_bytes, returned_bytes: that a rank sends of a microbatch to the next stage, if that
             begins behind the layer, and gets back of it.
+        host_bytes: that a rank has in host memory: they come to the device and go back once a step.
     """
 
     sizes: tuple[int, ...]
@@ -111,6 +113,7 @@ class LayerCost:
     working_bytes: float = 0.0
     sent_bytes: float = 0.0
     returned_bytes: float = 0.0
+    host_bytes: float = 0.0
 
 
 class Kind(Protocol):
@@ -134,6 +137,11 @@ class Kind(Protocol):
     @property
     def can_shard_slots(self) -> bool:
         """Whether copies can share slots of the optimizer out."""
+        ...
+
+    @property
+    def can_offload_slots(self) -> bool:
+        """Whether slots of the optimizer can lie in host memory."""
         ...
 
     def has(self, device: str, layout: LayerLayout) -> bool:
@@ -243,6 +251,10 @@ class LayerType:
     def can_shard_slots(self) -> bool:
         return self.slot_bytes > 0
 
+    @property
+    def can_offload_slots(self) -> bool:
+        return self.slot_bytes > 0
+
     def has(self, device: str, layout: LayerLayout) -> bool:
         return self._case(device, layout) in self.seconds
 
@@ -267,6 +279,7 @@ class LayerType:
             if self.input_bytes is None:
                 raise PlanError("A layer is to be computed again, but has no input_bytes.")
             kept, again = self.input_bytes * layout.microbatch, kept
+        away = self._slot_bytes(layout) if layout.offload_slots else 0.0
         sent = self.sent_bytes * layout.microbatch
         return LayerCost(
             (layout.data // layout.experts, layout.experts, layout.tensor),
@@ -280,11 +293,12 @@ class LayerType:
             sums,
             gathers,
             together=1 if self.experts is None else layout.experts,
-            fixed_bytes=self._held_bytes(layout),
+            fixed_bytes=self._held_bytes(layout) - away,
             kept_bytes=kept,
-            working_bytes=again,
+            working_bytes=max(again, away - kept),  # by the update nothing is kept any more
             sent_bytes=sent,
             returned_bytes=sent,
+            host_bytes=away,
         )
 
     def _exchanged(self, layout: LayerLayout) -> tuple[LayerExchange, ...]:
@@ -328,6 +342,14 @@ class LayerType:
         groups = layout.data // layout.experts
         part = _with_slots(experts.fixed_bytes, own, groups) / layout.experts
         return (dense + part) / layout.tensor
+
+    def _slot_bytes(self, layout: LayerLayout) -> float:
+        """That a rank has of the slots of the optimizer; see `_held_bytes`."""
+        own = 0.0 if self.experts is None else self.experts.slot_bytes
+        dense, own = self.slot_bytes - own, own / layout.experts
+        if layout.shard_slots:
+            dense, own = dense / layout.data, own / (layout.data // layout.experts)
+        return (dense + own) / layout.tensor
 
 
 def _with_slots(fixed: float, slots: float, copies: int) -> float:
@@ -438,3 +460,8 @@ class LayerCostTable:
     def can_shard_slots(self) -> bool:
         """Whether copies can share slots of any layer out."""
         return any(kind.can_shard_slots for kind in self.used)
+
+    @property
+    def can_offload_slots(self) -> bool:
+        """Whether slots of any layer can lie in host memory."""
+        return any(kind.can_offload_slots for kind in self.used)

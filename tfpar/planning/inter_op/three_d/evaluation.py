@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from tfpar.planning.inter_op.three_d.cost_model import lower_bound_seconds, simulate_strategy
 from tfpar.planning.inter_op.three_d.cost_table import LayerCost, LayerLayout
-from tfpar.planning.inter_op.three_d.memory import stored_bytes
+from tfpar.planning.inter_op.three_d.memory import fixed_bytes, stored_bytes
 from tfpar.planning.inter_op.three_d.problem import StrategyProblem
 from tfpar.planning.inter_op.three_d.space import (
     ParallelDegrees,
@@ -237,6 +237,7 @@ def infeasible_error(space: StrategySpace, tried: int) -> MemoryLimitError:
     memory = MemoryOptions(
         recompute=model.table.can_recompute,
         shard_slots=model.table.can_shard_slots,
+        offload_slots=model.can_offload_slots,
     )
     nearest = min(
         (dataclasses.replace(even(model, d), memory=memory) for d in space.degrees),
@@ -275,18 +276,14 @@ def _needed(model: StrategyProblem, strategy: Strategy3D) -> dict[int, tuple[flo
 
 
 def _advice(model: StrategyProblem, strategy: Strategy3D, actor: int, there: float) -> str:
-    table = model.table
-    held = sum(
-        table.cost_of(layer, strategy.layout).fixed_bytes
-        for stage in strategy.stages_of(actor)
-        for layer in strategy.runs[stage]
-    )
+    held, options = fixed_bytes(model, strategy, actor), strategy.options(0)
     if held > there:
         advice = "Use more devices, or devices with more memory"
-        if not strategy.memory.shard_slots:
+        if not options.shard_slots:
             advice += "; give the layers' slot_bytes, so that copies can share slots out"
     else:
         advice = "Use smaller microbatches, or more devices"
-        if not strategy.memory.recompute:
+        if not options.recompute:
             advice += "; give all layers' input_bytes, so that they can be computed again"
-    return f"Weights, gradients and slots alone are {format_bytes(held)}. {advice}."
+    what = "Weights and gradients" if options.offload_slots else "Weights, gradients and slots"
+    return f"{what} alone are {format_bytes(held)}. {advice}."

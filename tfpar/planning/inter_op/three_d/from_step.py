@@ -68,6 +68,7 @@ class StepPrices:
         devices: the machines if all had the same device, by its name.
         layers: of the folded step.
         shards: whether copies can share slots of the optimizer out.
+        offloads: whether these can lie in host memory.
     """
 
     plans: Mapping[tuple[int, int], LaidOut]
@@ -76,6 +77,7 @@ class StepPrices:
     devices: Mapping[str, Cluster]
     layers: StepLayers
     shards: bool
+    offloads: bool
     _steps: dict[tuple[int, int], SubBatchStep] = dataclasses.field(default_factory=dict)
     _costs: dict[LayerLayout, list[LayerCost]] = dataclasses.field(default_factory=dict)
     _counted: dict[tuple[int, int, int], _Counted] = dataclasses.field(default_factory=dict)
@@ -124,6 +126,10 @@ class StepLayer:
     def can_shard_slots(self) -> bool:
         return self.prices.shards
 
+    @property
+    def can_offload_slots(self) -> bool:
+        return self.prices.offloads
+
     def has(self, device: str, layout: LayerLayout) -> bool:
         return device in self.prices.devices and self.prices.has(layout)
 
@@ -160,7 +166,7 @@ def step_table(
     for rank, device in enumerate(cluster.devices):
         if device.name not in devices:
             devices[device.name] = cluster.at_pace_of([rank])
-    prices = StepPrices(plans, batch, most, devices, layers, shards)
+    prices = StepPrices(plans, batch, most, devices, layers, shards, first.decides_offload)
     kinds = {f"layer {i}": StepLayer(prices, i) for i in range(len(layers.times))}
     names = [name for name, times in zip(kinds, layers.times, strict=True) for _ in range(times)]
     return LayerCostTable(kinds, tuple(names), sums_overlap=False)
@@ -243,9 +249,12 @@ class _Counted:
             # By the update nothing is kept any more.
             most = max(working["F"], working["B"], working["U"] - kept)
             sums, gathers = self.sums[layer], self.gathers[layer]
-            fixed = stored.cost.fixed_bytes
+            fixed, away = stored.cost.fixed_bytes, 0.0
+            slots = stored.state_bytes / layout.data if layout.shard_slots else stored.state_bytes
+            fixed -= stored.state_bytes - slots
+            if layout.offload_slots:
+                away, fixed, most = slots, fixed - slots, max(most, slots - kept)
             if layout.shard_slots:
-                fixed -= stored.state_bytes * (1 - 1 / layout.data)
                 gathers += tuple(e._replace(kind="all_gather") for e in sums if _is_sum(e))
                 sums = tuple(e._replace(kind="reduce_scatter") if _is_sum(e) else e for e in sums)
             found.append(
@@ -268,6 +277,7 @@ class _Counted:
                     most,
                     self.sent[layer],
                     self.returned[layer],
+                    away,
                 )
             )
         return found

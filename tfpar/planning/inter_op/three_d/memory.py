@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from tfpar.planning.inter_op.three_d.cost_table import LayerCost
 from tfpar.planning.inter_op.three_d.problem import StrategyProblem
 from tfpar.planning.inter_op.three_d.strategy import Strategy3D
 
@@ -16,8 +17,7 @@ def stored_bytes(model: StrategyProblem, strategy: Strategy3D) -> tuple[float, .
     largest stage.
     """
     most = max(model.microbatches(strategy))
-    table, layout = model.table, strategy.layout
-    runs = [[table.cost_of(layer, layout) for layer in run] for run in strategy.runs]
+    runs = [stage_costs(model, strategy, stage) for stage in range(strategy.stages)]
     found = []
     for actor in range(strategy.actors):
         own = [runs[stage] for stage in strategy.stages_of(actor)]
@@ -28,13 +28,34 @@ def stored_bytes(model: StrategyProblem, strategy: Strategy3D) -> tuple[float, .
     return tuple(found)
 
 
+def stage_costs(model: StrategyProblem, strategy: Strategy3D, stage: int) -> list[LayerCost]:
+    """Return the costs of the layers of a stage."""
+    layout = strategy.layout(stage)
+    return [model.table.cost_of(layer, layout) for layer in strategy.runs[stage]]
+
+
+def fixed_bytes(model: StrategyProblem, strategy: Strategy3D, actor: int) -> float:
+    """Return what a rank of an actor stores all the time."""
+    stages = strategy.stages_of(actor)
+    return sum(cost.fixed_bytes for s in stages for cost in stage_costs(model, strategy, s))
+
+
 def fits(model: StrategyProblem, strategy: Strategy3D) -> bool:
-    """Whether every rank has the memory that its stages need."""
-    devices = model.cluster.devices
+    """Whether every rank has the memory that its stages need, and its host that of their slots."""
+    devices, room = model.cluster.devices, model.cluster.host_share_bytes
     return all(
         stored <= min(devices[rank].memory_bytes for rank in strategy.stage(actor))
         for actor, stored in enumerate(stored_bytes(model, strategy))
-    )
+    ) and (math.isinf(room) or max(_host_bytes(model, strategy)) <= room)
+
+
+def _host_bytes(model: StrategyProblem, strategy: Strategy3D) -> list[float]:
+    """Of each actor, what a rank has in host memory."""
+    of_stages = [
+        sum(cost.host_bytes for cost in stage_costs(model, strategy, stage))
+        for stage in range(strategy.stages)
+    ]
+    return [sum(of_stages[s] for s in strategy.stages_of(a)) for a in range(strategy.actors)]
 
 
 def in_flight(strategy: Strategy3D, actor: int, microbatches: int) -> int:

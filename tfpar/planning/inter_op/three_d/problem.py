@@ -24,6 +24,11 @@ class StrategyProblem:
     batch: int
     most_virtual: int = 8
 
+    @property
+    def can_offload_slots(self) -> bool:
+        """Whether slots of the optimizer can lie in memory that is not the devices'."""
+        return self.table.can_offload_slots and not self.cluster.in_host_memory
+
     def microbatches(self, strategy: Strategy3D) -> tuple[int, ...]:
         """Return the number of microbatches of each copy.
 

@@ -91,11 +91,10 @@ class StrategySpace:
     def __init__(self, model: StrategyProblem) -> None:
         self.model = model
         self.kinds = _alike(model)
-        recomputes, shards = model.table.can_recompute, model.table.can_shard_slots
-        # The first of these in which anything fits.
+        can = model.table.can_recompute, model.table.can_shard_slots, model.can_offload_slots
         self._memories = [
-            [MemoryOptions(recompute, shard) for shard in ((False, True) if shards else (False,))]
-            for recompute in ((False, True) if recomputes else (False,))
+            MemoryOptions(*options)
+            for options in itertools.product(*((False, True)[: 1 + one] for one in can))
         ]
         self.degrees = list(_degrees(model))
         if not self.degrees:
@@ -147,27 +146,37 @@ class StrategySpace:
     def bounded(self, point: StrategyPoint) -> tuple[Strategy3D, float] | None:
         """Assign layers to the stages of a point, as fast as it can be by equations 1 to 4, and
         return the seconds that it takes at least, too (`cost_model.lower_bound_seconds`): of
-        several the one with the least.
+        several the one with the least. Where memory is short, each stage has what it needs of the
+        options that make it store less.
 
         Returns:
             None if it needs more memory than there is.
         """
         strategy = even(self.model, point.degrees, self._ranks(point))
-        for memories in self._memories:
-            found = [
-                finished
-                for memory in memories
-                if strategy.data > 1 or not memory.shard_slots
-                for finished in self._finished(strategy, memory)
-            ]
-            if found:
-                each = [(one, lower_bound_seconds(self.model, one)) for one in found]
-                return min(each, key=lambda pair: pair[1])
-        return None
+        memories = [m for m in self._memories if strategy.data > 1 or not m.shard_slots]
+        light = [m for m in memories if not m.recompute and not m.offload_slots]
+        of_light = [[*self._finished(strategy, [memory])] for memory in light]
+        found = [*itertools.chain.from_iterable(of_light)]
+        if not of_light[0]:
+            is_short = not found
+            found += self._finished(strategy, memories)
+            # One choice for all may suit shares of copies better, or virtual stages, whose bytes
+            # are added up.
+            for memory in memories if is_short else ():
+                if memory.recompute and not memory.offload_slots:
+                    found += self._finished(strategy, [memory])
+        each = [(one, lower_bound_seconds(self.model, one)) for one in found]
+        return min(each, key=lambda pair: pair[1], default=None)
 
-    def _finished(self, strategy: Strategy3D, memory: MemoryOptions) -> Iterator[Strategy3D]:
-        """With equal shares, and with others if they differ."""
-        found = assign_layers(self.model, dataclasses.replace(strategy, memory=memory))
+    def _finished(
+        self, strategy: Strategy3D, memories: Sequence[MemoryOptions]
+    ) -> Iterator[Strategy3D]:
+        """With equal shares, and with others if they differ.
+
+        Args:
+            memories: that each stage chooses from.
+        """
+        found = assign_layers(self.model, strategy, memories)
         if found is not None:
             found = overlap_gradient_sums(self.model, found)
             yield found

@@ -7,33 +7,31 @@ import functools
 import itertools
 from typing import NamedTuple
 
+from tfpar.pipeline.recompute import RecomputeOf, recompute_of, recompute_text
 from tfpar.planning.inter_op.three_d.cost_table import LayerLayout
 from tfpar.spec import PlanError
 from tfpar.spec.arguments import integer
 
 
 class MemoryOptions(NamedTuple):
-    """Options that reduce the memory of a strategy.
+    """Options that reduce the memory of a stage.
 
     Attributes:
         recompute: a stage keeps only what its layers read, and computes the rest of a layer again
             in the backward pass (Chen et al. 2016).
         shard_slots: copies share the slots of the optimizer out among them, and gather the weights
             that each has updated (ZeRO-1: Rajbhandari et al. 2020, §5.1).
+        offload_slots: slots lie in the memory of hosts, and come to the device and go back once a
+            step (ZeRO-Offload: Ren et al. 2021).
     """
 
     recompute: bool = False
     shard_slots: bool = False
+    offload_slots: bool = False
 
-    def __str__(self) -> str:
-        return "".join(
-            text
-            for text, used in [
-                (", recomputed", self.recompute),
-                (", slots sharded", self.shard_slots),
-            ]
-            if used
-        )
+
+_OPTION_TEXTS = "recomputed", "slots sharded", "slots offloaded"
+"""The options of `MemoryOptions`, as text."""
 
 
 class OverlapOptions(NamedTuple):
@@ -72,7 +70,7 @@ class Strategy3D:
             default the cluster's first in their order.
         virtual: stages of each actor, which lie as many apart as there are actors.
         shares: microbatches of each copy; by default as many for each.
-        memory: what is done to store less.
+        memory: what is done to store less: in all stages, or, where they differ, in each.
         experts: copies that share the experts of each layer out among them. Those copies follow
             each other; as many groups of them as there are have the same experts.
         overlap: what is sent while ranks compute.
@@ -91,7 +89,7 @@ class Strategy3D:
     ranks: tuple[int, ...] = ()
     virtual: int = 1
     shares: tuple[int, ...] = ()
-    memory: MemoryOptions = MemoryOptions()
+    memory: MemoryOptions | tuple[MemoryOptions, ...] = MemoryOptions()
     experts: int = 1
     overlap: OverlapOptions = OverlapOptions()
 
@@ -116,6 +114,14 @@ class Strategy3D:
                 f"{self.data} copies cannot run {self.shares} microbatches: give one number above "
                 f"0 for each."
             )
+        if not isinstance(self.memory, MemoryOptions):
+            if len(self.memory) != self.stages:
+                raise PlanError(
+                    f"{self.stages} stages cannot have {len(self.memory)} memory options: give one "
+                    f"for each, or one for all."
+                )
+            if len({*self.memory}) == 1:
+                object.__setattr__(self, "memory", self.memory[0])
         if self.data % self.experts:
             raise PlanError(f"{self.data} copies are no groups of {self.experts} for the experts.")
         groups = itertools.groupby(range(len(self.shares)), lambda copy: copy // self.experts)
@@ -132,13 +138,35 @@ class Strategy3D:
         experts = f", experts over {self.experts}" if self.experts > 1 else ""
         return (
             f"{self.actors} stages{virtual} x {self.data} data x {self.tensor} tensor{experts}, "
-            f"microbatches of {self.microbatch}{shares}, layers {layers}{self.memory}{self.overlap}"
+            f"microbatches of {self.microbatch}{shares}, layers {layers}{self._memory_text()}"
+            f"{self.overlap}"
         )
 
+    def _memory_text(self) -> str:
+        """What is done to store less, and in which stages if not in all."""
+        each = zip(*map(self.options, range(self.stages)), strict=True)
+        found = ""
+        for text, used in zip(_OPTION_TEXTS, each, strict=True):
+            stages = recompute_of((s for s, is_used in enumerate(used) if is_used), self.stages)
+            if stages:
+                some = recompute_text(stages)
+                found += f", {text}{some and f' in {some}'}"
+        return found
+
+    def options(self, stage: int) -> MemoryOptions:
+        """Return what a stage does to store less."""
+        return self.memory if isinstance(self.memory, MemoryOptions) else self.memory[stage]
+
+    def layout(self, stage: int) -> LayerLayout:
+        """Return the layout of a stage's layers over its ranks."""
+        memory = self.options(stage)
+        return LayerLayout(self.data, self.tensor, self.microbatch, self.experts, *memory)
+
     @property
-    def layout(self) -> LayerLayout:
-        """Layout of a stage's layers over its ranks."""
-        return LayerLayout(self.data, self.tensor, self.microbatch, self.experts, *self.memory)
+    def recompute(self) -> RecomputeOf:
+        """The stages that are computed again in the backward pass."""
+        again = (s for s in range(self.stages) if self.options(s).recompute)
+        return recompute_of(again, self.stages)
 
     @property
     def stages(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from tfpar.cost.cost import Cost
 from tfpar.planning.inter_op.three_d.cost_model import simulate_strategy
-from tfpar.planning.inter_op.three_d.memory import stored_bytes
+from tfpar.planning.inter_op.three_d.memory import fixed_bytes, stored_bytes
 from tfpar.planning.inter_op.three_d.problem import StrategyProblem
 from tfpar.planning.inter_op.three_d.strategy import Strategy3D
 from tfpar.planning.inter_op.three_d.time_terms import (
@@ -29,8 +29,7 @@ def strategy_cost(model: StrategyProblem, strategy: Strategy3D) -> Cost:
     found = max((_of_actor(model, strategy, a) for a in range(strategy.actors)), key=_busy)
     stored = stored_bytes(model, strategy)
     fullest = max(range(strategy.actors), key=stored.__getitem__)
-    layers = (layer for stage in strategy.stages_of(fullest) for layer in strategy.runs[stage])
-    fixed = sum(model.table.cost_of(layer, strategy.layout).fixed_bytes for layer in layers)
+    fixed = fixed_bytes(model, strategy, fullest)
     compute, exchanged, exposed = found
     return Cost(
         seconds,

@@ -9,10 +9,16 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from tfpar.cluster.description import Cluster, Node
+from tfpar.cluster.description import Cluster, Device, Node
 from tfpar.cluster.network import transfer_link
 from tfpar.cost.collectives import collective_seconds, transfer_seconds
-from tfpar.planning.inter_op.three_d.cost_table import LayerExchange, Passes
+from tfpar.planning.inter_op.three_d.cost_table import (
+    LayerCost,
+    LayerExchange,
+    LayerLayout,
+    Passes,
+)
+from tfpar.planning.inter_op.three_d.memory import stage_costs
 from tfpar.planning.inter_op.three_d.problem import StrategyProblem
 from tfpar.planning.inter_op.three_d.strategy import Strategy3D
 from tfpar.spec import Mesh
@@ -28,7 +34,8 @@ def passes_of_copies(
     as those that share experts do, are as slow as the slowest of them.
     """
     counts = collections.Counter(model.table.layers[layer] for layer in layers)
-    costs = {name: model.table.cost(name, strategy.layout) for name in counts}
+    layout = strategy.layout(stage)
+    costs = {name: model.table.cost(name, layout) for name in counts}
     ranks, devices = strategy.stage(stage), cluster.devices
 
     part = _beside(cluster, strategy, stage)
@@ -46,10 +53,10 @@ def passes_of_copies(
         if names not in known:
             forward, backward = forward_s, backward_s
             for kind, count in counts.items():
-                slowest = _computed(model, strategy, kind, names, max)
+                slowest = _computed(model, layout, kind, names, max)
                 forward += count * slowest.forward
                 backward += count * slowest.backward
-            if strategy.memory.recompute:
+            if layout.recompute:
                 backward += forward
             known[names] = Passes(forward, backward)
         found += [known[names]] * copies
@@ -58,14 +65,14 @@ def passes_of_copies(
 
 def _computed(
     model: StrategyProblem,
-    strategy: Strategy3D,
+    layout: LayerLayout,
     kind: str,
     names: Iterable[str],
     of_devices: Callable[[Iterable[float]], float],
 ) -> Passes:
     """Return the compute time of a layer for a microbatch: the longest, or the shortest, of some
     devices."""
-    each = [model.table.passes(kind, name, strategy.layout) for name in names]
+    each = [model.table.passes(kind, name, layout) for name in names]
     return Passes(
         of_devices(passes.forward for passes in each),
         of_devices(passes.backward for passes in each),
@@ -88,7 +95,7 @@ def sync_seconds(
 ) -> float:
     """T_dpsync of a stage: its ranks sum its gradients, and what of that is not hidden is waited
     for, as is what they exchange and compute behind it."""
-    costs = [model.table.cost_of(layer, strategy.layout) for layer in strategy.runs[stage]]
+    costs = stage_costs(model, strategy, stage)
     sizes, part = costs[0].sizes, _beside(cluster, strategy, stage)
     if strategy.overlap.gradients and strategy.data > 1:
         found = _exposed_seconds(model, cluster, strategy, stage)
@@ -98,25 +105,47 @@ def sync_seconds(
     return found + update_seconds(model, strategy, stage)
 
 
+def layer_sync_seconds(model: StrategyProblem, strategy: Strategy3D, name: str) -> float:
+    """Return the seconds that ranks of the first stage need once a step for a layer of a kind, with
+    what its slots take to come from hosts and go back."""
+    cost = model.table.cost(name, strategy.layout(0))
+    part = _beside(one_ring(model.cluster), strategy, 0)
+    moved = [packed(cost.sums), packed(cost.gathers)]
+    found = sum(exchange_seconds(exchanged, cost.sizes, part) for exchanged in moved)
+    if not cost.host_bytes:
+        return found
+    return found + max(host_seconds([cost], model.cluster.devices[r]) for r in strategy.stage(0))
+
+
 def update_seconds(model: StrategyProblem, strategy: Strategy3D, stage: int) -> float:
-    """Return what the slowest rank of a stage computes of the update."""
-    costs = [model.table.cost_of(layer, strategy.layout) for layer in strategy.runs[stage]]
-    names = {model.cluster.devices[rank].name for rank in strategy.stage(stage)}
-    return sum(
+    """Return what the slowest rank of a stage computes of the update, and waits for copies from its
+    host and back."""
+    costs = stage_costs(model, strategy, stage)
+    devices = {model.cluster.devices[rank] for rank in strategy.stage(stage)}
+    names = {device.name for device in devices}
+    computed = sum(
         max(cost.update_s.get(name, 0.0) for name in names) for cost in costs if cost.update_s
     )
+    return computed + max(host_seconds(costs, device) for device in devices)
+
+
+def host_seconds(costs: Sequence[LayerCost], device: Device) -> float:
+    """Return the seconds in which slots in host memory come to a device and go back."""
+    away = [cost.host_bytes for cost in costs if cost.host_bytes]
+    return 2 * (len(away) * device.host_latency_s + sum(away) / device.host_bandwidth)
 
 
 def computed_passes(model: StrategyProblem, strategy: Strategy3D, stage: int) -> Passes:
     """Return what the slowest rank of a stage computes of a microbatch, both passes apart."""
     counts = collections.Counter(model.table.layers[layer] for layer in strategy.runs[stage])
     names = {model.cluster.devices[rank].name for rank in strategy.stage(stage)}
+    layout = strategy.layout(stage)
     forward = backward = 0.0
     for kind, count in counts.items():
-        slowest = _computed(model, strategy, kind, names, max)
+        slowest = _computed(model, layout, kind, names, max)
         forward += count * slowest.forward
         backward += count * slowest.backward
-    return Passes(forward, backward + (forward if strategy.memory.recompute else 0.0))
+    return Passes(forward, backward + (forward if layout.recompute else 0.0))
 
 
 def _exposed_seconds(
@@ -127,7 +156,7 @@ def _exposed_seconds(
     A layer's are summed once it has them and those after it are summed. Behind a second of what
     layers compute, `Cluster.overlap` seconds of sums can hide; what layers exchange hides nothing.
     """
-    table = model.table
+    table, layout = model.table, strategy.layout(stage)
     names = {cluster.devices[rank].name for rank in strategy.stage(stage)}
     part = _beside(cluster, strategy, stage)
     known: dict[str, tuple[float, float]] = {}
@@ -135,9 +164,9 @@ def _exposed_seconds(
     for layer in reversed(strategy.runs[stage]):
         name = table.layers[layer]
         if name not in known:
-            least = _computed(model, strategy, name, names, min)
-            backward = least.backward + (least.forward if strategy.memory.recompute else 0.0)
-            cost = table.cost(name, strategy.layout)
+            least = _computed(model, layout, name, names, min)
+            backward = least.backward + (least.forward if layout.recompute else 0.0)
+            cost = table.cost(name, layout)
             summing = exchange_seconds(packed(cost.sums), cost.sizes, part)
             known[name] = cluster.overlap * backward, summing
         hiding, summing = known[name]
@@ -150,7 +179,7 @@ def sent_seconds(model: StrategyProblem, strategy: Strategy3D) -> list[float]:
     """Return the seconds from each stage to the next, of a microbatch of all copies at once."""
     found = []
     for s in range(strategy.stages - 1):
-        num_bytes = model.table.cost_of(strategy.runs[s][-1], strategy.layout).sent_bytes
+        num_bytes = model.table.cost_of(strategy.runs[s][-1], strategy.layout(s)).sent_bytes
         pairs = zip(strategy.stage(s), strategy.stage(s + 1), strict=True)
         found.append(transfer_seconds(pairs, num_bytes, model.cluster) if num_bytes else 0.0)
     return found
