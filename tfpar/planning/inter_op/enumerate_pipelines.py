@@ -10,7 +10,6 @@ as its tasks are simulated, with more and more microbatches as long as these pay
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
@@ -32,12 +31,18 @@ from tfpar.planning.candidates import (
 )
 from tfpar.planning.drive import Evaluator, SearchResult
 from tfpar.planning.inter_op.choosing import choose, needed_bytes, order_of, reason_of
+from tfpar.planning.inter_op.other_stages import (
+    evened,
+    has_picked_schedule,
+    in_any_schedule,
+    interleaved,
+    is_uneven,
+)
 from tfpar.planning.inter_op.placing import Placing, Proposing
 from tfpar.planning.inter_op.relaxed_estimate import RelaxedEstimate
 from tfpar.planning.objective import UNCERTAINTY
 from tfpar.plans import Candidate, Plan
 from tfpar.spec import (
-    ArgumentError,
     MemoryLimitError,
     Mesh,
     PlanError,
@@ -56,9 +61,6 @@ FILLED = 4
 
 MOST = 16
 """Microbatches for each stage beyond which nothing is gained: the bubble is a sixteenth then."""
-
-STAGES_OF_EACH = (2, 4)
-"""Numbers of stages that each actor may have in place of one, where ranks wait long for others."""
 
 _UNCUT = "the batch cannot be cut in microbatches, of which stages need several"
 
@@ -226,6 +228,8 @@ class EnumeratePipelines(Placing):
         if number > 1:  # alone, recomputing comes before accumulation
             tries = [tries[at], *tries[:at], *tries[at + 1 :]]
         is_roomy = estimates[0].fits and not is_short
+        if not is_roomy:
+            tries = [in_any_schedule(pipeline) for pipeline in tries]
         if is_roomy and number == 1:
             yield from self._plan(number, tries)
             return
@@ -297,7 +301,9 @@ class EnumeratePipelines(Placing):
         yield from self._other_microbatches(first, number)
         best = self._found[-1]
         if best.plan.stages is not None:
-            yield from self._improve(BestSchedule(best))
+            if best is not first or not has_picked_schedule(best.plan):
+                yield from self._improve(BestSchedule(best))
+            yield from self._even_out()
             yield from self._interleave()
 
     def _plan_ranked(self, number: int, ranked: RankedPipeline) -> Iterator[Proposal]:
@@ -346,6 +352,13 @@ class EnumeratePipelines(Placing):
         if found is not None and self._fits(found):
             self._take_better(found)
 
+    def _even_out(self) -> Iterator[Proposal]:
+        """Cut the plan found last as evenly as it can be, whatever stages send, where that may save
+        much."""
+        found = self._found[-1]
+        if is_uneven(found.plan):
+            yield from self._improve(OtherStages(found, evened(found.plan)))
+
     def _interleave(self) -> Iterator[Proposal]:
         """Give each actor several stages in the plan found last, where that is faster.
 
@@ -353,7 +366,7 @@ class EnumeratePipelines(Placing):
         tell that it pays: more stages have more in them that no model foresees.
         """
         one = self._found[-1]
-        for pipeline in _interleaved(one.plan):
+        for pipeline in interleaved(one.plan):
             cost = self._found[-1].plan.cost
             assert cost is not None, "a plan with a price"
             if cost.bubble_s <= UNCERTAINTY * cost.seconds:
@@ -484,15 +497,3 @@ def _even(cuts: Sequence[int], most: int, size: int, samples: int) -> int:
     near = [m for m in several if most < 2 * m <= 2 * most]
     near = near or [max((m for m in several if m <= most), default=several[0])]
     return max(near, key=lambda m: (math.gcd(size, samples // m), m))
-
-
-def _interleaved(plan: Plan) -> Iterator[Pipeline]:
-    """Yield the pipelines with several stages on each actor of `plan`."""
-    assert plan.stages is not None, "a plan with stages"
-    actors, micro, again = plan.stages.num_actors, plan.microbatches, plan.stages.recompute
-    for each in STAGES_OF_EACH:
-        for name in ("interleaved", "zb-v"):
-            with contextlib.suppress(ArgumentError):  # not for so many, or not recomputing
-                pipeline = Pipeline(actors, micro, name, virtual_stages=each, recompute=again)
-                ranks = plan.stages.groups(plan.mesh.size) if plan.stages.layouts else None
-                yield dataclasses.replace(pipeline, ranks=ranks)
