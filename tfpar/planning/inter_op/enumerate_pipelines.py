@@ -65,8 +65,8 @@ MOST = 16
 _UNCUT = "the batch cannot be cut in microbatches, of which stages need several"
 
 LEAST = 2
-"""Number of `_tries` that are considered where memory is short: those with the most microbatches,
-whose meshes are the same, without and with a second forward pass."""
+"""Number of `_tries` that are considered after the first where memory is short: those with the most
+microbatches, whose meshes are the same, without and with a second forward pass."""
 
 ROOMY = 2 / 3
 """Fraction of the memory that a plan may store, by the relaxed estimate, for one that fits to be
@@ -213,8 +213,9 @@ class EnumeratePipelines(Placing):
         """Find the best plan with so many stages if it is the first or has no estimate; else
         estimate it."""
         is_short = any(not ranked.is_roomy for ranked in self._ranked.values())
-        # Where memory is short already, only those that store least.
-        tries = _tries(number, self._cuts, self._ranks // number, LEAST if is_short else None)
+        tries = _tries(number, self._cuts, self._ranks // number)
+        if is_short:
+            tries = [*dict.fromkeys([tries[0], *tries[-LEAST:]])]
         estimates: dict[int, RelaxedEstimate] = {}
         for at, pipeline in enumerate(tries[:1] if number == 1 else tries):
             estimate = self.evaluator.estimate(pipeline)
@@ -228,14 +229,14 @@ class EnumeratePipelines(Placing):
         if number > 1:  # alone, recomputing comes before accumulation
             tries = [tries[at], *tries[:at], *tries[at + 1 :]]
         is_roomy = estimates[0].fits and not is_short
-        if not is_roomy:
-            tries = [in_any_schedule(pipeline) for pipeline in tries]
         if is_roomy and number == 1:
             yield from self._plan(number, tries)
             return
         best = estimates[at], tries[0]
-        if is_roomy:
+        if at == 0 and estimates[at].fits:
             best = self._in_fewer_microbatches(number, *best)
+        if not is_roomy:
+            tries = [in_any_schedule(pipeline) for pipeline in dict.fromkeys([best[1], *tries])]
         self._ranked[number] = RankedPipeline(*best, tries, is_roomy)
 
     def _in_fewer_microbatches(
@@ -466,23 +467,20 @@ def _check_work(plan: Plan) -> None:
             raise PlanError(f"Stage {stage} would have no work. Ask for fewer stages.")
 
 
-def _tries(
-    number: int, cuts: Sequence[int], size: int, most: int | None = None
-) -> list[Pipeline | None]:
+def _tries(number: int, cuts: Sequence[int], size: int) -> list[Pipeline | None]:
     """Pipelines with so many stages, each of which stores less than those before.
 
     Args:
         cuts: the numbers of microbatches that there can be, the last of as many as samples; of
             several stages, one beside 1 at least.
         size: ranks of a stage.
-        most: how many of them, those that store least; by default all.
     """
     if number == 1:
         return list(dict.fromkeys([None, Pipeline(microbatches=cuts[-1])]))
     few = _possible(cuts, number)
     filled = [_even(few, f * number, size, cuts[-1]) for f in (FILLED, FILLED * 2, MOST)]
     ways = list(dict.fromkeys([*((m, False) for m in filled), (filled[-1], True)]))
-    return [Pipeline(number, m, recompute=again) for m, again in ways[-(most or len(ways)) :]]
+    return [Pipeline(number, m, recompute=again) for m, again in ways]
 
 
 def _possible(cuts: Sequence[int], number: int) -> list[int]:

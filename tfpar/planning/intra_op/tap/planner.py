@@ -89,7 +89,7 @@ class TapPlanner:
             self.min_duplicate, WarmStarts()
         )
         elsewhere = layouts.elsewhere(problem.meshes[0].mesh.size)
-        for logical in _in_order([*problem.meshes, *_expert_meshes(problem, model)]):
+        for logical in _in_order(_meshes(problem, model)):
             if searches and deadline.over():
                 break
             if _leads_nowhere(logical, searches):
@@ -147,21 +147,23 @@ class TapPlanner:
         )
 
 
-def _expert_meshes(problem: Problem, model: FoldedModel) -> list[LogicalMesh]:
-    """The meshes with an axis for experts, if the model has any and meshes are open."""
-    if len(problem.meshes) == 1:
-        return []
+def _meshes(problem: Problem, model: FoldedModel) -> list[LogicalMesh]:
+    """Return the meshes to search: if they are open and the model has experts, a third axis is
+    theirs, and not another one for all weights."""
     weights = [group[0] for group in model.folded.groups if group[0].trainable]
     experts = {
         weight.shape[dim] for weight in weights for dim in expert_dims(weight, model.prepared)
     }
     samples = problem.batch.samples
-    return [
+    found = [
         logical
         for size in sorted(experts)
         for logical in expert_meshes(problem.meshes[0].mesh, size)
         if samples is None or samples % logical.batch_parts == 0
     ]
+    if len(problem.meshes) == 1 or not found:
+        return list(problem.meshes)
+    return [*(one for one in problem.meshes if len(one.used_axes) < 2), *found]
 
 
 def _baselines(problem: Problem, model: FoldedModel) -> Iterator[FoldedPlan]:
