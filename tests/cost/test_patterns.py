@@ -4,7 +4,7 @@ import pytest
 
 from tests.planning.problems import Captured
 from tfpar.cluster import find_cluster
-from tfpar.cost.patterns import patterns, splits
+from tfpar.cost.patterns import expert_dims, patterns, splits
 from tfpar.planning.folding import FoldedModel
 from tfpar.spec import Mesh, Shard
 
@@ -62,3 +62,20 @@ def test_a_fused_weight_is_split_within_each_of_its_parts(model):
 def test_biases_and_scales_have_no_pattern_of_their_own(model):
     assert set(found(model, "norm/gamma")) == {"R"}
     assert set(found(model, "head/bias")) == {"R"}
+
+
+@pytest.mark.parametrize(
+    ("saved", "expected"),
+    [
+        (
+            "moe_8_experts",
+            {f"block_{block}/moe/{name}": (0,) for block in (1, 3) for name in ("wi", "wo")},
+        ),
+        ("every_weight", {}),
+    ],
+)
+def test_experts_are_the_parts_of_a_weight_that_meet_samples_of_their_own(saved, expected):
+    model = FoldedModel.of(Captured.saved(saved).problem([2, 2], "rhino-m8"), 2)
+    weights = (v for v in model.prepared.graph.variables if v.trainable)
+    dims = {v.name: expert_dims(v, model.prepared) for v in weights}
+    assert {name: found for name, found in dims.items() if found} == expected

@@ -189,13 +189,25 @@ def moe():
     return model
 
 
-def test_experts_exchange_tokens_by_all_to_all():
-    constraints = [tap.batch("data"), tap.shard("moe/w_.*", dim=0, axis="data")]
+WITHIN_EXPERTS = [
+    tap.shard("stem/kernel", dim=1, axis="model"),
+    tap.shard("moe/w_in", dim=2, axis="model"),
+    tap.shard("moe/w_out", dim=1, axis="model"),
+]
+"""Products are split over an axis of their own, those of each expert too."""
+
+
+@pytest.mark.parametrize(
+    ("mesh", "others"),
+    [([2], []), pytest.param([2, 2], WITHIN_EXPERTS, marks=pytest.mark.slow)],
+)
+def test_experts_exchange_tokens_by_all_to_all(mesh, others):
+    constraints = [tap.batch("data"), tap.shard("moe/w_.*", dim=0, axis="data"), *others]
     data = (
         rng.normal(size=(24, 6, 8)).astype("float32"),
         rng.normal(size=(24, 6, 3)).astype("float32"),
     )
-    parallel, _ = assert_equivalent(moe, data, tap.split([2]), constraints, batch_size=8)
+    parallel, _ = assert_equivalent(moe, data, tap.split(mesh), constraints, batch_size=8)
     assert len(by_kind(parallel.collectives())["all_to_all"]) >= 2
 
 

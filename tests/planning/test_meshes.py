@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tfpar.planning.meshes import LogicalMesh, given_mesh, idle_mesh, logical_meshes, shapes
+from tfpar.planning.meshes import (
+    LogicalMesh,
+    expert_meshes,
+    given_mesh,
+    idle_mesh,
+    logical_meshes,
+    shapes,
+)
 from tfpar.spec import Mesh, Replicate, Shard
 
 
@@ -20,6 +27,17 @@ def test_every_split_of_the_ranks_is_a_candidate_data_parallelism_first():
     ]
     assert all(logical.mesh.size == 4 for logical in found)
     assert not found[0].model_axes, "where no axis is for weights there are none to split"
+
+
+def test_experts_have_an_axis_beside_those_of_data_and_model_as_long_as_there_are_copies():
+    found = expert_meshes(Mesh.of([4, 4]), experts=4)
+    assert list(map(str, found)) == [
+        "data=2 x experts=4 x model=2, batch over data and experts",
+        "data=1 x experts=4 x model=4, batch over data and experts",
+        "data=1 x experts=2 x model=8, batch over data and experts",
+    ]
+    assert {(mesh.model_axes, mesh.expert_axes) for mesh in found} == {((2,), (1,))}
+    assert expert_meshes(Mesh.of([4]), experts=3) == []
 
 
 @pytest.mark.parametrize("size", [1, 2, 6, 12])

@@ -115,6 +115,29 @@ def splits(
     return found
 
 
+def expert_dims(variable: Variable, prepared: PreparedGraph) -> tuple[int, ...]:
+    """Return the dims that cut a weight into experts: in every product each part of it meets
+    samples of its own, and gives results of its own."""
+    paths, cut = list(_paths(variable, prepared)), Mesh(("experts",), (2,))
+    return tuple(
+        dim
+        for dim, size in enumerate(variable.shape)
+        if paths and size > 1 and all(_is_batched(p, variable, dim, cut, prepared) for p in paths)
+    )
+
+
+def _is_batched(
+    path: _Path, variable: Variable, dim: int, mesh: Mesh, prepared: PreparedGraph
+) -> bool:
+    """Whether all operands and results of the product at the end of `path` have the factor of a dim
+    of the weight."""
+    split = _factor(path, variable, Shard(dim), 0, mesh, prepared)
+    rule = prepared.rules[path[-1]]
+    return split is not None and all(
+        any(split[0] in factors for factors in dims) for dims in (*rule.inputs, *rule.outputs)
+    )
+
+
 # A use of a weight: the ops from its read to the product, convolution or lookup. What is only
 # added or multiplied elementwise (a bias, a scale) follows the node's other weights.
 _Path = tuple[Op, ...]

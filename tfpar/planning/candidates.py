@@ -90,8 +90,8 @@ class BestSchedule:
 
 @dataclasses.dataclass(frozen=True)
 class OtherStages:
-    """The layout of a candidate on the same actors, cut into the stages of another pipeline, in the
-    schedule that suits them best."""
+    """The layout of a candidate on the same actors, cut into the stages of another pipeline, or as
+    evenly as that asks for (its `tolerance`), in the schedule that suits them best."""
 
     base: SolvedCandidate
     pipeline: Pipeline

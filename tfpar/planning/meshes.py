@@ -4,6 +4,7 @@ planners take their candidates from here."""
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from tfpar.spec import Mesh, Replicate, Shard, Spec
@@ -19,12 +20,14 @@ class LogicalMesh:
         model_axes: the axes over which weights may be split.
         used_axes: those along which some weight has to be: else their ranks would all compute
             the same.
+        expert_axes: the axes over which weights of experts may be split, expert by expert.
     """
 
     mesh: Mesh
     batch_axes: tuple[int, ...]
     model_axes: tuple[int, ...]
     used_axes: tuple[int, ...] = ()
+    expert_axes: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         names = " and ".join(self.batch_names) or "no axis"
@@ -70,6 +73,23 @@ def logical_meshes(mesh: Mesh) -> list[LogicalMesh]:
             axes = Mesh(("data", "d1", "d2"), (data_size, model_size // d2, d2))
             in_two.append(LogicalMesh(axes, (0,), (1, 2), (1, 2)))
     return found + in_two
+
+
+def expert_meshes(mesh: Mesh, experts: int) -> list[LogicalMesh]:
+    """List the logical meshes of a data, an expert and a model axis over the ranks.
+
+    The batch is split over the data and the expert axis, whose ranks send each other what their
+    experts are for. These are over as many ranks as they can be: so each rank has few of them, and
+    sums gradients over few others.
+    """
+    found = []
+    for model_size in divisors(mesh.size)[1:]:
+        copies = mesh.size // model_size
+        over = math.gcd(experts, copies)
+        if over > 1:
+            axes = Mesh(("data", "experts", "model"), (copies // over, over, model_size))
+            found.append(LogicalMesh(axes, (0, 1), (2,), (2,), (1,)))
+    return found
 
 
 def given_mesh(mesh: Mesh, batch_axes: Sequence[str]) -> LogicalMesh:

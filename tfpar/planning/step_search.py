@@ -357,9 +357,14 @@ class StepEvaluator:
         if self._request.min_stages > 1:  # constraints number stages as they are
             return None
         assert base.plan.stages is not None, "a plan with stages"
+        limits = self._request.limits
+        if pipeline.tolerance is not None:
+            if limits.tolerance is not None:  # it is given
+                return None
+            limits = dataclasses.replace(limits, tolerance=pipeline.tolerance)
         layout = dataclasses.replace(base.plan, shares={}, stages=None)
         try:
-            request = self._asked(pipeline)
+            request = dataclasses.replace(self._asked(pipeline), limits=limits)
             ranks = base.plan.stages.ranks
             cut = self._search.assign_stages(layout, request, self._layouts, ranks)
             return price_best_schedule(cut, base.problem, self._request.cluster)

@@ -10,7 +10,6 @@ as its tasks are simulated, with more and more microbatches as long as these pay
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,6 @@ from typing import NamedTuple
 
 from tfpar.cost.cost import Cost
 from tfpar.pipeline import Pipeline
-from tfpar.pipeline.recompute import dealt_recompute
 from tfpar.planning.candidates import (
     BestSchedule,
     OtherMicrobatches,
@@ -31,13 +29,19 @@ from tfpar.planning.candidates import (
 )
 from tfpar.planning.drive import Evaluator, SearchResult
 from tfpar.planning.inter_op.choosing import choose, needed_bytes, order_of, reason_of
+from tfpar.planning.inter_op.other_stages import (
+    evened,
+    has_picked_schedule,
+    in_any_schedule,
+    interleaved,
+    is_uneven,
+)
 from tfpar.planning.inter_op.pipeline_options import PipelineOptions
 from tfpar.planning.inter_op.placing import Placing, Proposing
 from tfpar.planning.inter_op.relaxed_estimate import RelaxedEstimate
 from tfpar.planning.objective import UNCERTAINTY
 from tfpar.plans import Candidate, Plan
 from tfpar.spec import (
-    ArgumentError,
     MemoryLimitError,
     Mesh,
     PlanError,
@@ -51,14 +55,12 @@ from tfpar.spec.quantities import format_bytes
 PATIENCE = 2
 """After how many numbers of microbatches in a row that are no better no others are priced."""
 
-STAGES_OF_EACH = (2, 4)
-"""Numbers of stages that each actor may have in place of one, where ranks wait long for others."""
 
 _UNCUT = "the batch cannot be cut in microbatches, of which stages need several"
 
 LEAST = 2
-"""Number of pipelines that are tried where memory is short: those with the most microbatches, whose
-meshes are the same, without and with a second forward pass."""
+"""Number of pipelines that are tried after the first where memory is short: those with the most
+microbatches, whose meshes are the same, without and with a second forward pass."""
 
 ROOMY = 2 / 3
 """Fraction of the memory that a plan may store, by the relaxed estimate, for one that fits to be
@@ -208,8 +210,9 @@ class EnumeratePipelines(Placing):
         """Find the best plan with so many stages if it is the first or has no estimate; else
         estimate it."""
         is_short = any(not ranked.is_roomy for ranked in self._ranked.values())
-        # Where memory is short already, only those that store least.
-        tries = self._options.tries(number, self._ranks // number, LEAST if is_short else None)
+        tries = self._options.tries(number, self._ranks // number)
+        if is_short:
+            tries = [*dict.fromkeys([tries[0], *tries[-LEAST:]])]
         estimates: dict[int, RelaxedEstimate] = {}
         for at, pipeline in enumerate(tries[:1] if number == 1 else tries):
             estimate = self.evaluator.estimate(pipeline)
@@ -227,8 +230,10 @@ class EnumeratePipelines(Placing):
             yield from self._plan(number, tries)
             return
         best = estimates[at], tries[0]
-        if is_roomy:
+        if at == 0 and estimates[at].fits:
             best = self._in_fewer_microbatches(number, *best)
+        if not is_roomy:
+            tries = [in_any_schedule(pipeline) for pipeline in dict.fromkeys([best[1], *tries])]
         self._ranked[number] = RankedPipeline(*best, tries, is_roomy)
 
     def _in_fewer_microbatches(
@@ -294,7 +299,9 @@ class EnumeratePipelines(Placing):
         yield from self._other_microbatches(first, number)
         best = self._found[-1]
         if best.plan.stages is not None:
-            yield from self._improve(BestSchedule(best))
+            if best is not first or not has_picked_schedule(best.plan):
+                yield from self._improve(BestSchedule(best))
+            yield from self._even_out()
             yield from self._interleave()
 
     def _plan_ranked(self, number: int, ranked: RankedPipeline) -> Iterator[Proposal]:
@@ -338,6 +345,13 @@ class EnumeratePipelines(Placing):
         if found is not None and self._fits(found):
             self._take_better(found)
 
+    def _even_out(self) -> Iterator[Proposal]:
+        """Cut the plan found last as evenly as it can be, whatever stages send, where that may save
+        much."""
+        found = self._found[-1]
+        if is_uneven(found.plan):
+            yield from self._improve(OtherStages(found, evened(found.plan)))
+
     def _interleave(self) -> Iterator[Proposal]:
         """Give each actor several stages in the plan found last, where that is faster.
 
@@ -345,7 +359,7 @@ class EnumeratePipelines(Placing):
         tell that it pays: more stages have more in them that no model foresees.
         """
         one = self._found[-1]
-        for pipeline in _interleaved(one.plan):
+        for pipeline in interleaved(one.plan):
             cost = self._found[-1].plan.cost
             assert cost is not None, "a plan with a price"
             if cost.bubble_s <= UNCERTAINTY * cost.seconds:
@@ -446,16 +460,3 @@ def _check_work(plan: Plan) -> None:
     for stage, share in enumerate(() if cost is None else cost.stages):
         if not share.forward_s + share.backward_s + share.update_s:
             raise PlanError(f"Stage {stage} would have no work. Ask for fewer stages.")
-
-
-def _interleaved(plan: Plan) -> Iterator[Pipeline]:
-    """Yield the pipelines with several stages on each actor of `plan`."""
-    assert plan.stages is not None, "a plan with stages"
-    actors, micro = plan.stages.num_actors, plan.microbatches
-    for each in STAGES_OF_EACH:
-        for name in ("interleaved", "zb-v"):
-            with contextlib.suppress(ArgumentError):  # not for so many, or not recomputing
-                again = dealt_recompute(plan.stages.recompute, actors, each)
-                pipeline = Pipeline(actors, micro, name, virtual_stages=each, recompute=again)
-                ranks = plan.stages.groups(plan.mesh.size) if plan.stages.layouts else None
-                yield dataclasses.replace(pipeline, ranks=ranks)

@@ -35,13 +35,12 @@ class PipelineOptions:
         """Whether stages lack the microbatches that they need."""
         return self.trains and len(self.cuts) == 1
 
-    def tries(self, number: int, size: int, most: int | None = None) -> list[Pipeline | None]:
+    def tries(self, number: int, size: int) -> list[Pipeline | None]:
         """List pipelines with so many stages, each of which stores less than those before.
 
         Args:
             number: of stages; where it is above 1, batches are not uncut.
             size: ranks of a stage.
-            most: how many of them, those that store least; by default all.
         """
         ways: list[Pipeline | None]
         if number == 1:
@@ -52,7 +51,7 @@ class PipelineOptions:
         ways = [Pipeline(number, m) for m in dict.fromkeys(filled)]
         if self.trains:
             ways.append(Pipeline(number, filled[-1], recompute=True))
-        return ways[-(most or len(ways)) :]
+        return ways
 
     def worth_pricing(self, number: int) -> list[int]:
         """List the microbatches for so many stages that are worth pricing: enough to fill them, if

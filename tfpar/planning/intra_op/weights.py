@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 
-from tfpar.cost.patterns import splits
+from tfpar.cost.patterns import expert_dims, splits
 from tfpar.ir.graph import Variable
 from tfpar.planning.folding.folded_model import FoldedModel
 from tfpar.planning.meshes import LogicalMesh
@@ -52,9 +52,14 @@ def weight_groups(problem: Problem, model: FoldedModel, logical: LogicalMesh) ->
 
 def weight_options(variable: Variable, model: FoldedModel, logical: LogicalMesh) -> list[Spec]:
     """Whole; split along one model axis, unless each of several has to be used; and row- and
-    column-first: one dim along one axis and another along the next (ATP §3.2)."""
+    column-first: one dim along one axis and another along the next (ATP §3.2), as experts are that
+    are split themselves."""
     whole = replicated_spec(logical.mesh.num_axes)
     found = splits(variable, model.prepared, logical.mesh, logical.model_axes)
+    if logical.expert_axes:
+        experts = expert_dims(variable, model.prepared)
+        by_expert = splits(variable, model.prepared, logical.mesh, logical.expert_axes)
+        found = [*((axis, shard) for axis, shard in by_expert if shard.dim in experts), *found]
     options = [whole]
     if len(logical.used_axes) < 2:
         options += [(*whole[:axis], shard, *whole[axis + 1 :]) for axis, shard in found]

@@ -18,6 +18,7 @@ from tests.planning.inter_op.stages.scripted import (
     choose_pipeline,
     estimated,
 )
+from tfpar.cost.pipeline_cost import PipelineCost, StageCost
 from tfpar.pipeline import Pipeline
 from tfpar.planning.candidates import (
     name_of_plan,
@@ -216,6 +217,28 @@ def test_sets_of_ranks_have_several_stages_where_they_wait_long_and_that_is_fast
         assert not asked
 
 
+@pytest.mark.parametrize("bubbles, is_cut", [((0.0, 0.2), True), ((0.0, 0.02), False)])
+def test_stages_are_cut_evenly_where_one_is_busier_than_the_others_by_much(bubbles, is_cut):
+    costs, asked = Costs(lambda stages, *_: 4.0 / stages), []
+
+    def scheduled(plan: Plan) -> Plan:
+        shares = tuple(StageCost((), 0, 0, 0, 0, b, 0, 0, 0, 0, 0, "") for b in bubbles)
+        stages = dataclasses.replace(plan.stages, cost=PipelineCost(1.95, 0.1, shares))
+        plan = plan.with_findings(cost=dataclasses.replace(plan.cost, seconds=1.95))
+        return dataclasses.replace(plan, stages=stages)
+
+    def restaged(plan: Plan, pipeline: Pipeline) -> Plan | None:
+        asked.append((pipeline.stages, pipeline.num_microbatches, pipeline.tolerance))
+        return plan.with_findings(cost=dataclasses.replace(plan.cost, seconds=1.9))
+
+    evaluator = ScriptedEvaluator(
+        costs.planned, costs.repriced, scheduled, lambda _: False, restaged=restaged
+    )
+    plan = choose_pipeline((1, 2), BATCH, evaluator, math.inf, MESH.size)
+    assert plan.cost.seconds == (1.9 if is_cut else 1.95)
+    assert asked == [(2, plan.microbatches, 0.0)] * is_cut
+
+
 def test_a_plan_without_a_price_is_taken_as_it_is():
     class Unpriced(Costs):
         def planned(self, pipeline):
@@ -248,6 +271,20 @@ def test_stages_whose_fastest_plan_does_not_fit_come_last_the_most_promising_fir
     promises[8] = estimated(0.5, 0.5)
     plan = choose_pipeline((1, 2, 4, 8), BATCH, promising(costs, promises, []), math.inf, MESH.size)
     assert costs.searched == [8, 4, 2, 1] and plan.stages.num_stages == 4
+
+
+def test_stages_whose_fastest_plan_does_not_fit_are_planned_in_the_schedule_that_fits_best():
+    class Recorded(Costs):
+        planned_in: list[object] = []
+
+        def planned(self, pipeline: Pipeline | None) -> Plan:
+            self.planned_in.append(None if pipeline is None else pipeline.schedule)
+            return super().planned(pipeline)
+
+    costs = Recorded(lambda stages, micro, again: {1: 9.0, 2: 6.0, 4: 5.0}[stages])
+    promises = {1: estimated(3.0, 2.0), 2: estimated(2.9, 2.0), 4: estimated(1.0, 2.0)}
+    choose_pipeline((1, 2, 4), BATCH, promising(costs, promises, []), math.inf, MESH.size)
+    assert costs.planned_in == ["auto", "auto", None]
 
 
 def test_stages_that_promise_nothing_better_are_not_searched():

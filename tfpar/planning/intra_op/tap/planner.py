@@ -13,6 +13,7 @@ import functools
 import math
 from collections.abc import Iterator, Sequence
 
+from tfpar.cost.patterns import expert_dims
 from tfpar.ir.collection import collection_paused
 from tfpar.planning.deadline import Deadline
 from tfpar.planning.folding.folded_model import FoldedModel, TapStatistics, folded_model
@@ -26,7 +27,7 @@ from tfpar.planning.intra_op.tie_breaking import (
     fastest,
     pick_simplest,
 )
-from tfpar.planning.meshes import LogicalMesh
+from tfpar.planning.meshes import LogicalMesh, expert_meshes
 from tfpar.planning.problem import Problem
 from tfpar.plans import Candidate, Plan, SpecOption
 from tfpar.spec import PlanError, TimeLimitError
@@ -88,7 +89,7 @@ class TapPlanner:
             self.min_duplicate, WarmStarts()
         )
         elsewhere = layouts.elsewhere(problem.meshes[0].mesh.size)
-        for logical in _in_order(problem.meshes):
+        for logical in _in_order(_meshes(problem, model)):
             if searches and deadline.over():
                 break
             if _leads_nowhere(logical, searches):
@@ -144,6 +145,25 @@ class TapPlanner:
             preferred_to=fastest(candidates, problem),
             cut_short=deadline.cut_short,
         )
+
+
+def _meshes(problem: Problem, model: FoldedModel) -> list[LogicalMesh]:
+    """Return the meshes to search: if they are open and the model has experts, a third axis is
+    theirs, and not another one for all weights."""
+    weights = [group[0] for group in model.folded.groups if group[0].trainable]
+    experts = {
+        weight.shape[dim] for weight in weights for dim in expert_dims(weight, model.prepared)
+    }
+    samples = problem.batch.samples
+    found = [
+        logical
+        for size in sorted(experts)
+        for logical in expert_meshes(problem.meshes[0].mesh, size)
+        if samples is None or samples % logical.batch_parts == 0
+    ]
+    if len(problem.meshes) == 1 or not found:
+        return list(problem.meshes)
+    return [*(one for one in problem.meshes if len(one.used_axes) < 2), *found]
 
 
 def _baselines(problem: Problem, model: FoldedModel) -> Iterator[FoldedPlan]:
