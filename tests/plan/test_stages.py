@@ -12,8 +12,15 @@ from tests.graphs import saved
 from tests.plan.graphs import mlp
 from tests.planning.inter_op.stages.test_unit_builder import seconds
 from tfpar.ir import Op, Roles, planning_graph
-from tfpar.pipeline import FAMILIES, Schedule, assignable, generate, name_of, stages_of_step
-from tfpar.pipeline.recompute import RecomputeOf
+from tfpar.pipeline import (
+    FAMILIES,
+    RecomputeOf,
+    Schedule,
+    assignable,
+    generate,
+    name_of,
+    stages_of_step,
+)
 from tfpar.planning.inter_op import assign_step
 from tfpar.plans import PipelinePlan, Plan, plan_from_constraints
 from tfpar.spec import ArgumentError, Mesh, OtherModelError, PlanError

@@ -26,8 +26,7 @@ from tfpar.compile.local.local_graph import TASK, LocalProgram, StagePass, build
 from tfpar.compile.local.scatter_gather import sink_all_gathers, sink_input_slices
 from tfpar.compile.local.stage_split import WrittenStep, split_stages
 from tfpar.ir import DType, GraphBuilder, Op, Tensor, Variable
-from tfpar.pipeline import RECEIVE_AHEAD, Schedule, generate
-from tfpar.pipeline.recompute import RecomputeOf
+from tfpar.pipeline import RECEIVE_AHEAD, RecomputeOf, Schedule, generate
 from tfpar.propagation import Anchors, prepare, propagate
 from tfpar.spec import Mesh, Replicate, Shard, TfparError, replicated_spec
 from tfpar.tf.runtime import InProcessProgram
