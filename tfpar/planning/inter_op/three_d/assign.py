@@ -87,7 +87,12 @@ def assign_layers(
         counts=found.counts,
         memory=tuple(options[number][0] for number in found.options),
     )
-    return chosen if fits(model, chosen) else None
+    if fits(model, chosen):
+        return chosen
+    on_device = [memory for memory in memories if not memory.offload_slots]
+    if not 0 < len(on_device) < len(memories):
+        return None
+    return assign_layers(model, strategy, on_device)  # hosts may have no room
 
 
 def _options(
