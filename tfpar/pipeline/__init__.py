@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tfpar.lazy import lazy_exports
 from tfpar.pipeline.pipeline import AUTO, SEARCHES, Pipeline
+from tfpar.pipeline.recompute import RecomputeOf
 from tfpar.pipeline.schedule import Schedule
 from tfpar.pipeline.tasks import Task
 

@@ -17,6 +17,7 @@ from tfpar.cluster import read_preset
 from tfpar.cost import Cost
 from tfpar.ir import FORWARD, Roles, StepGraph, planning_graph
 from tfpar.pipeline import Pipeline, Schedule, assignable, generate, stages_of_step
+from tfpar.planning.candidates import NewLayout
 from tfpar.planning.deadline import Deadline
 from tfpar.planning.inter_op.stage_planner import assign_stages
 from tfpar.planning.inter_op.stages.limits import NO_LIMITS, StageLimits
@@ -28,7 +29,7 @@ from tfpar.planning.pricing.price import price_plan
 from tfpar.planning.problem import Problem
 from tfpar.planning.problems import state_problem
 from tfpar.planning.request import PlanRequest
-from tfpar.planning.step_search import StepSearch
+from tfpar.planning.step_search import StepEvaluator, StepSearch
 from tfpar.plans import Plan, plan_from_constraints
 from tfpar.spec import (
     MemoryLimitError,
@@ -413,6 +414,27 @@ def test_the_stage_that_stores_too_much_is_recomputed_alone():
     again = search.plan(0.99 * peaks[1])
     assert again.stages.recompute == (1,) and again.stages.cost.fits
     assert again.findings.attempts[0].name == "recompute stages"
+
+
+@pytest.mark.slow
+def test_where_nobody_decides_one_stage_that_is_recomputed_is_better_than_all_or_none():
+    search = StepSearch(saved("gpt"), 8, find_planner("tap"), state_ratio=0.0)
+
+    def found(memory: float, again: bool | None = None, whole: bool = False, given: bool = False):
+        pipeline = Pipeline(3, 6, recompute=whole)
+        cluster = CLUSTER.part(range(3)).with_memory(memory)
+        asked = PlanRequest(Mesh.of([1 if given else 3]), cluster, recompute=again)
+        asked = dataclasses.replace(asked, pipeline=pipeline if given else None)
+        candidate = StepEvaluator(search, asked).evaluate(NewLayout(pipeline))
+        assert candidate is not None
+        return candidate.plan
+
+    memory = 0.99 * found(1e12).cost.memory_bytes
+    one = found(memory)
+    assert one.stages.recompute == (1,)
+    others = [found(memory, again=False), found(memory, whole=True), found(memory, given=True)]
+    assert [other.stages.recompute for other in others] == [False, True, False]
+    assert all(one.cost.seconds < other.cost.seconds for other in others)
 
 
 def test_a_stage_that_stores_nothing_limits_nothing():

@@ -11,16 +11,18 @@ import pytest
 from benchmarks.alpa_simulation import simulate_alpa
 from tests.cases import amounts, at_night
 from tests.planning.inter_op.three_d.random_models import mixed, some
-from tests.planning.inter_op.three_d.tables import cluster, equal_layers
+from tests.planning.inter_op.three_d.tables import cluster, equal_layers, kind
 from tfpar.planning.inter_op.three_d.anneal import anneal
 from tfpar.planning.inter_op.three_d.baselines import alpa, megatron, random_search
 from tfpar.planning.inter_op.three_d.cost_model import simulate_strategy
+from tfpar.planning.inter_op.three_d.cost_table import LayerCostTable
 from tfpar.planning.inter_op.three_d.evaluation import Evaluation, lower_bound
 from tfpar.planning.inter_op.three_d.exhaustive import exhaustive
 from tfpar.planning.inter_op.three_d.memory import fits
 from tfpar.planning.inter_op.three_d.problem import StrategyProblem
 from tfpar.planning.inter_op.three_d.searches import find
 from tfpar.planning.inter_op.three_d.space import ParallelDegrees, StrategyPoint, StrategySpace
+from tfpar.planning.inter_op.three_d.strategy import MemoryOptions
 from tfpar.spec import MemoryLimitError, PlanError
 
 MODELS = [*map(some, range(1000, 1028)), *map(mixed, (1, 4, 10, 31, 39, 58))]
@@ -171,6 +173,36 @@ def test_stages_are_computed_again_that_have_most_in_flight():
     found = space.strategy(space.lying(ParallelDegrees(1, 1, 1), space.plain_order))
     assert [found.options(stage).recompute for stage in range(3)] == [True, False, False]
     assert found.recompute == (0,)
+
+
+@pytest.mark.parametrize("room", [None, 1.0])
+def test_slots_are_sharded_where_they_have_to_be(room):
+    """In the second of two stages, which is not waited for: weights take longer to gather than
+    gradients to sum. Devices compute in the memory of hosts, or these have no room for slots."""
+    on = cluster(*[("fast", 1, 1.0, 10.0)] * 4, memory_bytes=115.0)
+    nodes = tuple(
+        dataclasses.replace(
+            node,
+            device=dataclasses.replace(node.device, host_bandwidth=1e9 if room else math.inf),
+            host_memory_bytes=room,
+        )
+        for node in on.nodes
+    )
+    kinds = {
+        name: kind(
+            {"fast": 1.0},
+            fixed_bytes=fixed_bytes,
+            slot_bytes=60.0,
+            kept_bytes=10.0,
+            gradient_bytes=20.0,
+            weight_bytes=40.0,
+        )
+        for name, fixed_bytes in (("block", 70.0), ("head", 130.0))
+    }
+    on, table = dataclasses.replace(on, nodes=nodes), LayerCostTable(kinds, tuple(kinds))
+    space = StrategySpace(StrategyProblem(table, on, 8))
+    found = space.strategy(space.lying(ParallelDegrees(2, 1, 1), space.plain_order))
+    assert found.memory == (MemoryOptions(), MemoryOptions(shard_slots=True))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import math
+import operator
 from collections.abc import Sequence
 
 from tfpar.planning.inter_op.stages.pipe_dp import (
@@ -86,7 +87,12 @@ def assign_layers(
         counts=found.counts,
         memory=tuple(options[number][0] for number in found.options),
     )
-    return chosen if fits(model, chosen) else None
+    if fits(model, chosen):
+        return chosen
+    on_device = [memory for memory in memories if not memory.offload_slots]
+    if not 0 < len(on_device) < len(memories):
+        return None
+    return assign_layers(model, strategy, on_device)  # hosts may have no room
 
 
 def _options(
@@ -121,13 +127,29 @@ def _options(
             layers[name] = ChainLayer(taken, sent, cost.fixed_bytes, cost.kept_bytes)
         working = max(table.cost(name, layout).working_bytes for name in number)
         each = [x for o in layers.values() for x in (o.seconds, o.fixed_bytes, o.kept_bytes)]
-        each.append(working)
-        if any(all(a <= b for a, b in zip(one, each, strict=True)) for one in known):
-            continue
-        known.append(each)
+        known.append([*each, working])
         chain = [layers[name] for name in table.layers]
         found.append((memory, ChainOption(chain, working / way.virtual)))
-    return found
+    return [
+        one
+        for i, (one, own) in enumerate(zip(found, known, strict=True))
+        if not any(
+            j != i and (j < i or other != own) and all(map(operator.le, other, own))
+            for j, other in enumerate(known)
+        )
+    ]
+
+
+def shards_slots_for_free(model: StrategyProblem, strategy: Strategy3D) -> bool:
+    """Whether a step takes no longer where copies share slots out, in each layer on its own."""
+    plain, sharded = (
+        dataclasses.replace(strategy, memory=MemoryOptions(shard_slots=shard))
+        for shard in (False, True)
+    )
+    return all(
+        layer_sync_seconds(model, sharded, name) <= layer_sync_seconds(model, plain, name)
+        for name in dict.fromkeys(model.table.layers)
+    )
 
 
 def balance_microbatches(model: StrategyProblem, strategy: Strategy3D) -> Strategy3D:

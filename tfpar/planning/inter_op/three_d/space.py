@@ -31,6 +31,7 @@ from tfpar.planning.inter_op.three_d.assign import (
     balance_microbatches,
     even_counts,
     overlap_gradient_sums,
+    shards_slots_for_free,
 )
 from tfpar.planning.inter_op.three_d.cost_model import lower_bound_seconds
 from tfpar.planning.inter_op.three_d.cost_table import LayerLayout
@@ -157,14 +158,16 @@ class StrategySpace:
         light = [m for m in memories if not m.recompute and not m.offload_slots]
         of_light = [[*self._finished(strategy, [memory])] for memory in light]
         found = [*itertools.chain.from_iterable(of_light)]
-        if not of_light[0]:
-            is_short = not found
+        if not found:
             found += self._finished(strategy, memories)
-            # One choice for all may suit shares of copies better, or virtual stages, whose bytes
-            # are added up.
-            for memory in memories if is_short else ():
-                if memory.recompute and not memory.offload_slots:
-                    found += self._finished(strategy, [memory])
+            # One choice for all may suit machines of several kinds better, whose copies have shares
+            # of their own, and virtual stages, whose bytes are added up.
+            if strategy.virtual > 1 or (found and len(self.kinds) > 1):
+                for memory in memories:
+                    if memory.recompute and not memory.offload_slots:
+                        found += self._finished(strategy, [memory])
+        elif not of_light[0] and not shards_slots_for_free(self.model, strategy):
+            found += self._finished(strategy, memories)
         each = [(one, lower_bound_seconds(self.model, one)) for one in found]
         return min(each, key=lambda pair: pair[1], default=None)
 

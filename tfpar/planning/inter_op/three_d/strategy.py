@@ -143,7 +143,7 @@ class Strategy3D:
         )
 
     def _memory_text(self) -> str:
-        """What is done to store less, and in which stages if not in all."""
+        """The options that are used, and the stages that use them if not all do."""
         each = zip(*map(self.options, range(self.stages)), strict=True)
         found = ""
         for text, used in zip(_OPTION_TEXTS, each, strict=True):
