@@ -227,8 +227,10 @@ class Pipeline:
 
     @property
     def _is_plain(self) -> bool:
-        """Whether its order is 1F1B, all of which is known without listing its tasks."""
-        return self.schedule == "1f1b"
+        """Whether its order is 1F1B, all of which is known without listing its tasks; so is that
+        of one that is picked later, for a stage on each actor."""
+        picked = self.picks_schedule and self.virtual_stages in (None, 1)
+        return picked or _is(self.schedule, "1f1b")
 
     @property
     def num_actors(self) -> int:
