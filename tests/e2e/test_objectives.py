@@ -87,6 +87,9 @@ def test_a_model_that_only_predicts_gets_stages_where_links_are_slow(rows):
             model.predict(X, batch_size=rows, verbose=0), expected, rtol=1e-5, atol=1e-6
         )
         assert tap.plan_of(model).cost == found.cost
+    with pytest.raises(MemoryLimitError, match="Use more stages or microbatches, or put fewer lay"):
+        given_stages = options | {"pipeline": tap.Pipeline(2, 1), "memory_limit": "19 kB"}
+        tap.plan(deep, X[:rows], 2, SLOW_LINKS, **given_stages)
 
 
 @pytest.mark.slow
