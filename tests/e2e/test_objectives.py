@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
 from keras import layers
 
 import tfpar as tap
-from tfpar.cluster import Cluster, Device, Level
+from tfpar.cluster import Cluster, Device, Level, Node
 from tfpar.spec import ArgumentError, MemoryLimitError, SpecError
 
 RNG = np.random.default_rng(0)
@@ -87,6 +89,26 @@ def test_a_model_that_only_predicts_gets_stages_where_links_are_slow(rows):
             model.predict(X, batch_size=rows, verbose=0), expected, rtol=1e-5, atol=1e-6
         )
         assert tap.plan_of(model).cost == found.cost
+    with pytest.raises(MemoryLimitError, match="Use more stages or microbatches, or put fewer lay"):
+        given_stages = options | {"pipeline": tap.Pipeline(2, 1), "memory_limit": "19 kB"}
+        tap.plan(deep, X[:rows], 2, SLOW_LINKS, **given_stages)
+
+
+@pytest.mark.slow
+def test_predictions_run_in_given_stages_of_unlike_numbers_of_ranks():
+    expected = deep().predict(X, batch_size=8, verbose=0)
+    machines = dataclasses.replace(
+        SLOW_LINKS, nodes=(Node(SLOW_LINKS.device, (Level(3, 1e6, 0.0),)),)
+    )
+    pipeline = tap.Pipeline(ranks=[[2], [0, 1]], microbatches=4)
+    options = {"objective": "latency", "planner": "tap", "pipeline": pipeline}
+    found = tap.plan(deep, X[:8], 3, machines, **options)
+    assert [mesh.size for mesh in found.meshes] == [1, 2] and found.stages.ranks == (2, 0, 1)
+    with tap.auto_parallel(plan=found, verbose=0):
+        model = deep()
+    np.testing.assert_allclose(
+        model.predict(X, batch_size=8, verbose=0), expected, rtol=1e-5, atol=1e-6
+    )
 
 
 @pytest.mark.slow

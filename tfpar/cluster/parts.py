@@ -1,8 +1,8 @@
 """Parts of a cluster whose figures may be wrong apart: types of devices and of links.
 
 Devices that are described alike are one type, and so are links with the same figures, whatever the
-number of members that they join. Where two types have one name, or a type has none, its number in
-the cluster tells it from the others.
+number of members that they join. A type whose name does not tell it from all others is called by
+its number.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from tfpar.cluster.description import Cluster, Device, Level
 from tfpar.spec import Mesh
@@ -38,16 +38,14 @@ class ClusterParts:
         between = {type_of(level): level.name for level in cluster.levels}
         count = collections.Counter([*devices.values(), *within.values(), *between.values()])
 
-        def told_apart(kind: str, name: str, number: int) -> str:
-            return name if name and count[name] == 1 else f"{name or kind} {number}"
+        def names(sort: str, given: Iterable[str]) -> list[str]:
+            each = enumerate(given)
+            return [name if name and count[name] == 1 else f"{sort} {i}" for i, name in each]
 
         return cls(
-            {d: told_apart("device", n, i) for i, (d, n) in enumerate(devices.items())},
-            {d: told_apart("links within nodes", n, i) for i, (d, n) in enumerate(within.items())},
-            {
-                d: told_apart("links between nodes", n, i)
-                for i, (d, n) in enumerate(between.items())
-            },
+            dict(zip(devices, names("device", devices.values()), strict=True)),
+            dict(zip(within, names("links within nodes", within.values()), strict=True)),
+            dict(zip(between, names("links between nodes", between.values()), strict=True)),
         )
 
 

@@ -347,12 +347,13 @@ def _too_large(plan: Plan, what: str) -> MemoryLimitError:
     limit = most.limit_bytes
     assert limit is not None, "it is known where something does not fit"
     cluster = "" if plan.cluster is None else f" of {plan.cluster.name!r}"
+    trains = any(share.backward_s for share in staged.stages)
+    means = ", another schedule, recompute=True of the pipeline" if trains else ""
     return MemoryLimitError(
         f"{what} into the memory of a device{cluster} in {len(staged.stages)} stages: a rank "
         f"of stage {stage} stores {format_bytes(most.peak_bytes)} of {format_bytes(limit)} that it "
         f"may, {format_bytes(most.fixed_bytes)} of them all the time and "
         f"{format_bytes(most.kept_bytes)} for each of {most.in_flight} microbatches in flight. Use "
-        f"more stages or microbatches, another schedule, recompute=True of the pipeline, or put "
-        f"fewer layers into that stage (tap.stage).",
+        f"more stages or microbatches{means}, or put fewer layers into that stage (tap.stage).",
         most.peak_bytes,
     )
