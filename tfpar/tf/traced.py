@@ -20,7 +20,6 @@ from tfpar.ir.graph import itemsize
 from tfpar.options import ClusterLike
 from tfpar.planning.completion import attach_partitioned
 from tfpar.planning.incumbent import SearchInterrupted
-from tfpar.planning.inter_op.enumerate_pipelines import ranks_of
 from tfpar.planning.pipeline_search import GIVEN, search_step, select_scope
 from tfpar.planning.problem import Problem
 from tfpar.planning.rental import attach_rental, check_rent, search_rental
@@ -139,11 +138,9 @@ class TracedModel:
             ranks=None if pipeline is None else pipeline.rank_order,
             budget=settings.budget,
             progress=report,
-            ranks=ranks_of(settings.given_pipeline),
             jit_compile=self.jit_compile,
             num_ranks=mesh.size,
             limits=settings.limits,
-            num_ranks=mesh.size,
         )
         scope = GIVEN
         if settings.objective != "latency" or settings.pipeline is not None:

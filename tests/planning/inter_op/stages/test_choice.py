@@ -18,7 +18,7 @@ from tests.planning.inter_op.stages.scripted import (
     choose_pipeline,
     estimated,
 )
-from tfpar.cost.pipeline_cost import PipelineCost, StageCost
+from tfpar.cost import PipelineCost, StageCost
 from tfpar.pipeline import Pipeline
 from tfpar.planning.candidates import (
     name_of_plan,
