@@ -14,10 +14,11 @@ from tfpar.cluster import Cluster, Link
 from tfpar.constraints import stage
 from tfpar.cost import Cost
 from tfpar.options import Options
-from tfpar.pipeline import AUTO, Pipeline
+from tfpar.pipeline import AUTO, Pipeline, generate
 from tfpar.planning.incumbent import SearchInterrupted
 from tfpar.planning.inter_op.strategy_search import (
     StrategyPipeline,
+    in_other_microbatches,
     plans_of_layouts,
     sizes_of_stages,
     strategy_pipeline,
@@ -30,7 +31,7 @@ from tfpar.planning.objective import UNCERTAINTY
 from tfpar.planning.pipeline_search import ALL, search_step, select_scope
 from tfpar.planning.request import PlanRequest
 from tfpar.planning.step_search import StepSearch
-from tfpar.plans import Plan, execution_key
+from tfpar.plans import PipelinePlan, Plan, execution_key
 from tfpar.settings import Settings
 from tfpar.spec import Mesh, PlanError
 
@@ -105,6 +106,10 @@ def test_a_pipeline_recomputes_the_stages_that_a_strategy_does():
     laid = {(1, 1): SimpleNamespace(problem=SimpleNamespace(meshes=()))}
     found = strategy_pipeline(Ranked(strategy, 1.0), laid, 8)  # type: ignore[arg-type]
     assert found.pipeline.recompute == (0, 2) and found.pipeline.num_stages == 4
+    scopes = {str(stage): stage for stage in range(4)}
+    stages = PipelinePlan(generate("interleaved", 2, 4), scopes, recompute=(0, 1))
+    other = in_other_microbatches(stages, 8)
+    assert other.recompute == (0, 1) and other.num_stages == 4 and other.num_microbatches == 8
 
 
 def test_what_is_far_by_the_table_is_not_planned(monkeypatch):

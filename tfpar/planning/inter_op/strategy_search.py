@@ -53,7 +53,7 @@ from tfpar.planning.memory.relayout import fastest_plan
 from tfpar.planning.meshes import LogicalMesh
 from tfpar.planning.request import PlanRequest
 from tfpar.planning.step_search import StepEvaluator, StepSearch
-from tfpar.plans import Candidate
+from tfpar.plans import Candidate, PipelinePlan
 from tfpar.plans.equivalence import execution_key
 from tfpar.spec import PlanError, ScheduleError, SpecError, TfparError
 from tfpar.spec.mesh import divisors
@@ -213,9 +213,9 @@ class StrategySearch(Placing):
         assert plan.stages is not None, "a plan with stages"
         if not is_even(plan, self._search.batch_size or 1, microbatches):
             return None
-        pipeline = Pipeline(plan.stages.num_actors, microbatches, recompute=plan.stages.recompute)
+        asked = OtherMicrobatches(candidate, in_other_microbatches(plan.stages, microbatches))
         try:
-            found = yield from self.propose(OtherMicrobatches(candidate, pipeline))
+            found = yield from self.propose(asked)
             if found is not None:
                 found = yield from self.propose(BestSchedule(found))
         except (PlanError, ScheduleError):
@@ -371,6 +371,13 @@ def strategy_pipeline(
     ranks = tuple(itertools.chain.from_iterable(stages))
     in_order = ranks == tuple(range(strategy.size))
     return StrategyPipeline(pipeline, () if in_order else ranks, meshes, seconds)
+
+
+def in_other_microbatches(stages: PipelinePlan, microbatches: int) -> Pipeline:
+    """Return a pipeline with the same stages, recomputed as they are."""
+    each = stages.num_stages // stages.num_actors
+    virtual = each if each > 1 else None
+    return Pipeline(stages.num_actors, microbatches, AUTO, virtual, recompute=stages.recompute)
 
 
 def _is_whole(strategy: Strategy3D, batch_size: int) -> bool:

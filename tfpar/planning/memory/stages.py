@@ -2,9 +2,9 @@
 
 A planner knows of no stages: it prices the whole model on the ranks of one. So it is given the
 memory of all actors together, and what it finds is assigned to stages and priced in them. Where a
-stage does not fit, slots are sharded, then offloaded; units are reassigned under a memory budget
-(`planning.inter_op.stages.memory_budget`); and the layout is searched again with proportionally
-less memory.
+stage does not fit, slots are sharded or offloaded, the stage is recomputed, or units are reassigned
+under a memory budget (`planning.inter_op.stages.memory_budget`), what costs least for a byte first;
+and the layout is searched again with proportionally less memory.
 """
 
 from __future__ import annotations
