@@ -131,6 +131,19 @@ def _lists(
                     yield candidate
 
 
+def fits_at_all(prices: PipelineCostModel, actors: Sequence[int]) -> bool:
+    """Whether each actor has room for what it holds all the time and for one microbatch of any of
+    its stages: else no schedule fits."""
+    for actor, limit in enumerate(prices.limits):
+        own = [
+            stage.cost for stage, home in zip(prices.stages, actors, strict=True) if home == actor
+        ]
+        most = max(c.kept_bytes + c.working_bytes.get("F", 0.0) for c in own)
+        if sum(c.fixed_bytes for c in own) + most > limit:
+            return False
+    return True
+
+
 def _are_many(actors: Sequence[int], microbatches: int) -> bool:
     return 3 * len(actors) * microbatches >= _MANY
 
