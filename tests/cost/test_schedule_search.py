@@ -101,3 +101,17 @@ def test_lists_that_cannot_be_the_fastest_are_not_simulated(name, num_stages, mo
     all_of_them = compare_schedules(prices, actors, 8)
     assert found[0] == again[0] == all_of_them[0]
     assert few < len(simulated) - few
+
+
+def test_of_many_tasks_schedules_that_cannot_fit_are_left_out_where_others_may(monkeypatch):
+    prices = Staged.of("unet", 2).priced(8)
+    least = peak(prices, generate("1f1b", 2, 8))
+    tight = dataclasses.replace(prices, limits=(least, least))
+    few = compare_schedules(tight, (0, 1), 8)
+    monkeypatch.setattr(fastest_module, "_MANY", 0)
+    many = compare_schedules(tight, (0, 1), 8)
+    fitting = {price.name for _, price in few if not price.excess_bytes}
+    assert "gpipe" in {price.name for _, price in few}
+    assert "gpipe" not in {price.name for _, price in many} >= fitting - {"list"}
+    nothing = compare_schedules(dataclasses.replace(prices, limits=(1.0, 1.0)), (0, 1), 8)
+    assert "gpipe" in {price.name for _, price in nothing}

@@ -14,7 +14,8 @@ from tfpar.pipeline.schedule import Schedule
 from tfpar.spec import ScheduleError
 
 _MANY = 4000
-"""Of so many tasks, lists are made by one rule alone: that takes a second."""
+"""Of so many tasks, lists are made by one rule alone: that takes a second. And no schedule by name
+is simulated that cannot fit, if another may."""
 
 
 class ScheduleCandidate(NamedTuple):
@@ -35,7 +36,8 @@ def compare_schedules(
     They are the schedules by name for these actors, and the best of the lists
     (`generators.list_scheduling`) that are made from what stages take and keep, as far as these may
     be the fastest; one is made in any case. So the first is never slower than the fastest by name
-    that fits. What does not fit comes last, in the order of what it lacks.
+    that fits. What does not fit comes last, in the order of what it lacks; of many tasks it is left
+    out, if it cannot fit whenever they run.
 
     Args:
         prices: of the stages.
@@ -58,9 +60,12 @@ def compare_schedules(
         price = candidate.price
         return price.excess_bytes, price.seconds, price.memory_bytes
 
-    named = [priced(*named) for named in schedules_on(actors, microbatches, halves)]
-    if not named:
+    by_name = [*schedules_on(actors, microbatches, halves)]
+    if not by_name:
         raise ScheduleError(f"There is no schedule by name for stages on actors {list(actors)}.")
+    if _are_many(actors, microbatches):
+        by_name = [one for one in by_name if _may_fit(prices, one[1])] or by_name
+    named = [priced(*one) for one in by_name]
     lists: list[ScheduleCandidate] = []
     if not prices.graph.joins:
         lists = sorted(_lists(prices, actors, microbatches, halves, named, priced), key=rank)[:1]
@@ -92,7 +97,7 @@ def _lists(
     few = [len(own) * sum(c.kept_bytes for c in stages) for stages in own]
     updates = [sum(c.seconds.get("U", 0.0) for c in stages) for stages in own]
     delays = _delays(prices)
-    rules = RULES if 3 * len(actors) * microbatches < _MANY else RULES[:1]
+    rules = RULES[:1] if _are_many(actors, microbatches) else RULES
     fastest = min((_seconds(candidate) for candidate in named), default=math.inf)
     made: set[Schedule] = set()
     each = [min(c.kept_bytes for c in stages) for stages in own]
@@ -124,6 +129,37 @@ def _lists(
                     candidate = priced(LIST, found)
                     fastest = min(fastest, _seconds(candidate))
                     yield candidate
+
+
+def fits_at_all(prices: PipelineCostModel, actors: Sequence[int]) -> bool:
+    """Whether each actor has room for what it holds all the time and for one microbatch of any of
+    its stages: else no schedule fits."""
+    for actor, limit in enumerate(prices.limits):
+        own = [
+            stage.cost for stage, home in zip(prices.stages, actors, strict=True) if home == actor
+        ]
+        most = max(c.kept_bytes + c.working_bytes.get("F", 0.0) for c in own)
+        if sum(c.fixed_bytes for c in own) + most > limit:
+            return False
+    return True
+
+
+def _are_many(actors: Sequence[int], microbatches: int) -> bool:
+    return 3 * len(actors) * microbatches >= _MANY
+
+
+def _may_fit(prices: PipelineCostModel, schedule: Schedule) -> bool:
+    """Whether what tasks keep and need beside fits, whenever they run; what is sent comes on
+    top."""
+    for order, limit in zip(schedule.orders, prices.limits, strict=True):
+        held = sum(prices.stages[s].cost.fixed_bytes for s in {task.stage for task in order})
+        for task in order:
+            cost = prices.stages[task.stage].cost
+            held += cost.kept_bytes * (task.kind == "F")
+            if held + cost.working_bytes.get(task.kind, 0.0) > limit:
+                return False
+            held -= cost.freed_bytes(task.kind)
+    return True
 
 
 def _seconds(candidate: ScheduleCandidate) -> float:

@@ -316,6 +316,9 @@ def test_a_picked_schedule_keeps_to_memory_virtual_stages_and_recompute():
     assert kept.cost.memory_bytes <= limit < kept.stages.cost.schedules[-1].memory_bytes
     small = dataclasses.replace(kept, cluster=machines().with_memory(limit))
     assert "gpipe (does not fit)" in small.summary(full=True)
+    nothing = price_best_schedule(plan, staged.problem, machines().with_memory(1.0))
+    assert not nothing.stages.cost.schedules, "none fits, so that none is compared"
+    assert nothing.stages.schedule == stages.schedule and not nothing.stages.cost.fits
 
     twice = searched("wide", Pipeline(2, 4, "auto", virtual_stages=2))
     assert twice.stages.schedule.actors in {(0, 1, 0, 1)}

@@ -9,7 +9,7 @@ from tfpar.cluster.description import Cluster
 from tfpar.cost.cost import Cost
 from tfpar.cost.pipeline_cost import PipelineCost
 from tfpar.cost.pipeline_cost_model import PipelineCostModel, bottleneck_cost, staged_cost
-from tfpar.cost.schedule_search import compare_schedules
+from tfpar.cost.schedule_search import compare_schedules, fits_at_all
 from tfpar.cost.task_partition import TaskPartition
 from tfpar.ir.collection import collection_paused
 from tfpar.ir.graph import Graph, Op
@@ -121,10 +121,11 @@ class PipelinePricer:
 
     def scheduled(self, plan: Plan, cluster: Cluster) -> Plan:
         """Price `plan` in the schedule that is simulated to be fastest, of those that fit into
-        memory; arguments and errors as of `prices`."""
+        memory, or as it is if none can fit; arguments and errors as of `prices`."""
         assert plan.stages is not None, "a plan with stages"
         schedule, prices = plan.stages.schedule, self.prices(plan, cluster)
-        if not prices.trains:  # forward tasks have one order on each actor
+        # Forward tasks have one order on each actor.
+        if not prices.trains or not fits_at_all(prices, schedule.actors):
             return self.priced(plan, cluster)
         with collection_paused():
             compared = compare_schedules(
