@@ -61,14 +61,6 @@ LARGE_PLANNED: list[Column] = [
     ("s", number("plan_s", ".0f")),
     ("peak GB", number("peak_bytes", ".1f", 1e-9)),
 ]
-PLANNED_SCALE: list[Column] = [
-    ("devices", number("devices", ",")),
-    ("layers", text("layers")),
-    ("CPU s", lambda row: short(row["search_cpu_s"])),
-    ("peak GB", number("peak_bytes", ".1f", 1e-9)),
-    ("plan", text("plan")),
-    ("step s", number("step_s", ".3f")),
-]
 PUBLISHED: list[Column] = [
     ("run", text("run")),
     ("stages x data x tensor", lambda row: row["strategy"].partition(",")[0]),

@@ -4,6 +4,7 @@ import keras
 import pytest
 
 from benchmarks.large_planned import planned
+from benchmarks.planned_scale import measured
 
 
 @pytest.fixture(autouse=True)
@@ -25,3 +26,10 @@ def test_a_part_of_the_model_is_planned_on_a_part_of_the_machines(name, layers, 
     rivals = {rival["name"].split(" stages")[0]: rival for rival in row["rivals"]}
     assert len(rivals) >= len([n for n in range(2, 8 * nodes + 1) if 8 * nodes % n == 0]) - 1
     assert all(rival["parts"] or "would" in rival["why"] for rival in rivals.values())
+
+
+@pytest.mark.nightly
+def test_search_time_is_measured_for_a_number_of_devices_and_layers():
+    row = measured(devices=8, layers=1)
+    assert (row["devices"], row["layers"]) == (8, 1)
+    assert row["step_s"] > 0 and row["search_cpu_s"] > 0 and row["plan"]
