@@ -9,7 +9,7 @@ import math
 import pytest
 
 from benchmarks.alpa_simulation import simulate_alpa
-from tests.cases import amounts, at_night
+from tests.cases import amounts, at_night, nightly
 from tests.planning.inter_op.three_d.random_models import mixed, some
 from tests.planning.inter_op.three_d.tables import cluster, equal_layers
 from tfpar.planning.inter_op.three_d.anneal import anneal
@@ -53,6 +53,13 @@ def test_annealing_finds_what_exhaustive_search_does(models):
     assert any(strategy.virtual > 1 for strategy in compared)
     assert any(strategy.shares for strategy in compared)
     assert any(strategy.memory.shard_slots for strategy in compared)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("seed", "seconds"), [(7005, 70.9333), nightly(7029, 238.7950)])
+def test_annealing_gets_to_where_single_machines_lead_only_by_worse_places(seed, seconds):
+    """Copies in pairs of equal machines: one that moves breaks two pairs up."""
+    assert anneal(mixed(seed), seed=seed).best.simulated_s == pytest.approx(seconds, rel=1e-5)
 
 
 @pytest.mark.slow

@@ -24,6 +24,13 @@ SWEEP, RETURNS = 2, 10
 """Half of the iterations at most goes through the degrees; after a tenth without a better
 strategy the search returns to the best."""
 
+DESCENTS, LAST = 2, 5
+"""Half of the iterations that are left then goes to descents; a fifth more to those at the end."""
+
+NEAR = 1.1
+"""How many times as large as of the point that it is next to, at most, the bound of a point is that
+is simulated in a descent: what bounds leave out differs little between neighbours."""
+
 MOST_ORDERS = 24
 """In how many orders, at most, kinds of machines follow each other in the beginning."""
 
@@ -44,9 +51,11 @@ def anneal(
     """Find a good strategy where there are too many to price all of them.
 
     A part of the iterations goes through the degrees, those with the least bound first, on ranks in
-    their order, and on kinds of machines one after the other. From the best of these on neighbours
-    are drawn; where they have led nowhere for a while, again from the best point that is known. A
-    neighbour is simulated unless its bound is enough to refuse it.
+    their order, and on kinds of machines one after the other. Another descends from the best of
+    these, by one machine or block at a time (`_descend`). From the best by then on neighbours are
+    drawn; where they have led nowhere for a while, again from the best point that is known. A
+    neighbour is simulated unless its bound is enough to refuse it. At the end the best points are
+    descended from, too: what is drawn goes to many places, and hardly to the bottom of any.
 
     Args:
         seconds: after which the search ends with what it has. The same seed finds the same as long
@@ -68,10 +77,13 @@ def anneal(
     evaluation = Evaluation(space, progress)
     evaluation.add(starts)
     bounds = {degrees: lower_bound(model, degrees) for degrees in space.degrees}
-    state, tried = _begin(space, bounds, evaluation, max(1, iterations // SWEEP), over)
-    known, cost = state, evaluation.simulate(state)
-    best, idle = cost, 0
-    for step in range(tried, iterations):
+    _begin(space, bounds, evaluation, max(1, iterations // SWEEP), over)
+    tried = len(evaluation.found)
+    _descend_all(rng, evaluation, bounds, tried + (iterations - tried) // DESCENTS, over)
+    state = known = min(evaluation.found, key=evaluation.known)
+    cost = best = evaluation.simulate(known)
+    idle = 0
+    for step in range(len(evaluation.found), iterations):
         if over():
             break
         temperature = HOTTEST * (1 - step / iterations)
@@ -96,7 +108,105 @@ def anneal(
             state, cost = point, new
         elif idle > iterations // RETURNS:
             state, cost, idle = known, best, 0
+    _descend_all(rng, evaluation, bounds, iterations + iterations // LAST, over)
     return evaluation.chosen(over=over)
+
+
+def _descend_all(
+    rng: random.Random,
+    evaluation: Evaluation,
+    bounds: dict[ParallelDegrees, float],
+    most: int,
+    over: Callable[[], bool],
+) -> None:
+    """Descend from the points that are known, the best first, until `most` points are priced."""
+    for start in sorted(evaluation.found, key=evaluation.known):
+        if len(evaluation.found) >= most or over():
+            break
+        if bounds[start.degrees] < evaluation.best_s:
+            _descend(rng, evaluation, start, most, over)
+
+
+def _descend(
+    rng: random.Random,
+    evaluation: Evaluation,
+    point: StrategyPoint,
+    most: int,
+    over: Callable[[], bool],
+) -> None:
+    """Go from a point to any better neighbour, until there is none."""
+    cost = _seconds(evaluation, point)
+    better: StrategyPoint | None = point
+    while better is not None:
+        point, better = better, None
+        for other in _placements(rng, evaluation.space, point):
+            if other not in evaluation.found and (len(evaluation.found) >= most or over()):
+                return
+            bound = evaluation.price(other)
+            if bound < cost and bound <= NEAR * evaluation.price(point):
+                new = _seconds(evaluation, other)
+                if new < cost:
+                    better, cost = other, new
+                    break
+
+
+def _seconds(evaluation: Evaluation, point: StrategyPoint) -> float:
+    """As simulated of what may be the best, else the bound: simulations take long."""
+    bound = evaluation.price(point)
+    return evaluation.simulate(point) if bound < evaluation.best_s else bound
+
+
+def _placements(
+    rng: random.Random, space: StrategySpace, point: StrategyPoint
+) -> Iterator[StrategyPoint]:
+    """Yield the points with the same degrees of which one block stands otherwise, and then those of
+    which one machine or block of machines is elsewhere or exchanged with another, in any order."""
+    for at, stands in enumerate(point.standing):
+        yield point._replace(standing=(*point.standing[:at], not stands, *point.standing[at + 1 :]))
+    moves = [
+        (move, blocks, one, other)
+        for size in dict.fromkeys((1, point.degrees.data))
+        for blocks in [_blocks(point.order, size)]
+        for one, other in itertools.permutations(range(len(blocks)), 2)
+        if blocks[one] != blocks[other]
+        for move in (_exchanged, _moved)
+    ]
+    rng.shuffle(moves)
+    known = {point.order}
+    for move, blocks, one, other in moves:
+        order = _joined(move(blocks, one, other))
+        if order not in known:
+            known.add(order)
+            lying = space.lying(point.degrees, order)
+            if len(lying.standing) == len(point.standing):
+                yield lying._replace(standing=point.standing)
+            else:
+                yield lying
+                yield lying._replace(standing=(True,) * len(lying.standing))
+
+
+Blocks = list[tuple[int, ...]]
+"""Kinds of machines that follow each other, block by block."""
+
+
+def _blocks(order: tuple[int, ...], size: int) -> Blocks:
+    return [order[at : at + size] for at in range(0, len(order), size)]
+
+
+def _joined(blocks: Blocks) -> tuple[int, ...]:
+    return tuple(itertools.chain.from_iterable(blocks))
+
+
+def _exchanged(blocks: Blocks, one: int, other: int) -> Blocks:
+    found = list(blocks)
+    found[one], found[other] = found[other], found[one]
+    return found
+
+
+def _moved(blocks: Blocks, one: int, other: int) -> Blocks:
+    found = list(blocks)
+    found.insert(other, found.pop(one))
+    return found
 
 
 def _begin(
@@ -105,8 +215,8 @@ def _begin(
     evaluation: Evaluation,
     most: int,
     over: Callable[[], bool],
-) -> tuple[StrategyPoint, int]:
-    """The best of the points that are priced first, and how many these are.
+) -> None:
+    """Price the first points.
 
     Degrees with machines in the order of their ranks, and then with kinds of machines one after the
     other, in every order: few stages then have machines of several kinds. Dominoes all lie, or all
@@ -115,7 +225,7 @@ def _begin(
     given = [priced.strategy for priced in evaluation.ranked()]
     first = [ParallelDegrees(s.data, s.tensor, s.microbatch, s.virtual, s.experts) for s in given]
     ordered = sorted(space.degrees, key=lambda d: (d not in first, bounds[d]))
-    best, cost, tried = space.lying(ordered[0], space.plain_order), math.inf, 0
+    cost, tried = math.inf, 0
     orders = dict.fromkeys([space.plain_order, *_by_kind(space)])
     for order, stands in itertools.product(orders, (False, True)):
         for degrees in ordered:
@@ -125,11 +235,8 @@ def _begin(
                 continue
             if tried == most or tried and (bounds[degrees] > cost or over()):
                 break
-            new = evaluation.price(point)
+            cost = min(cost, evaluation.price(point))
             tried += 1
-            if new < cost:
-                best, cost = point, new
-    return best, tried
 
 
 def _by_kind(space: StrategySpace) -> Iterator[tuple[int, ...]]:
@@ -164,13 +271,14 @@ def _neighbour(
             and degrees != own
         ]
         degrees = rng.choice(near or hopeful or space.degrees)
-        return _placed(rng, space, state, degrees, _order(rng, state.order))
+        return _placed(rng, space, state, degrees, _order(rng, state.order, degrees.data))
     standing = list(state.standing)
     if standing and rng.random() < 0.5:
         turned = rng.randrange(len(standing))
         standing[turned] = not standing[turned]
         return state._replace(standing=tuple(standing))
-    return _placed(rng, space, state, state.degrees, _order(rng, state.order))
+    order = _order(rng, state.order, state.degrees.data)
+    return _placed(rng, space, state, state.degrees, order)
 
 
 def _placed(
@@ -186,17 +294,21 @@ def _placed(
     return point._replace(standing=state.standing) if same else point
 
 
-def _order(rng: random.Random, order: tuple[int, ...]) -> tuple[int, ...]:
-    """The same, one with two machines exchanged or one moved, or any."""
+def _order(rng: random.Random, order: tuple[int, ...], copies: int) -> tuple[int, ...]:
+    """The same, one with two machines or blocks exchanged or one moved, or any.
+
+    As many machines as there are copies are a block in which dominoes may stand: of several blocks,
+    moving one leaves the others as they are, where moving single machines would break them up.
+    """
     vary = rng.randrange(4)
     if vary == 0 or len(set(order)) == 1:
         return order
-    found = list(order)
-    one, other = rng.sample(range(len(found)), 2)
+    blocks = _blocks(order, rng.choice((1, copies)) if 2 * copies <= len(order) else 1)
+    one, other = rng.sample(range(len(blocks)), 2)
     if vary == 1:
-        found[one], found[other] = found[other], found[one]
+        blocks = _exchanged(blocks, one, other)
     elif vary == 2:
-        found.insert(other, found.pop(one))
+        blocks = _moved(blocks, one, other)
     else:
-        rng.shuffle(found)
-    return tuple(found)
+        rng.shuffle(blocks)
+    return _joined(blocks)

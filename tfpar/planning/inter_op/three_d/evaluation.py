@@ -96,6 +96,13 @@ class Evaluation:
         known = self.found[point]
         return math.inf if known is None else self._simulate(known)
 
+    def known(self, point: StrategyPoint) -> float:
+        """Return the seconds of a priced point as simulated, or at least where it was not."""
+        found = self.found[point]
+        if found is None:
+            return math.inf
+        return self._simulated.get(found.strategy, found.bound_s)
+
     def add(self, strategies: Iterable[Strategy3D]) -> None:
         """Let these be compared at the end too."""
         model = self.space.model
