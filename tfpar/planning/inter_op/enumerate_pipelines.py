@@ -260,8 +260,7 @@ class EnumeratePipelines(Placing):
             if fitting:
                 near = [n for n, e in fitting.items() if e.seconds <= (1 + UNCERTAINTY) * least]
                 roomy = [n for n in near if fitting[n].memory_fraction <= ROOMY]
-                fullness = {n: fitting[n].memory_fraction for n in near}
-                number = min(roomy) if roomy else min(near, key=fullness.__getitem__)
+                number = min(roomy or near)  # also the cheapest to plan
             else:
                 number = next(n for n, one in estimates.items() if one.seconds == least)
             yield number, left.pop(number)
