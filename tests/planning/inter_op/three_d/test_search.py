@@ -65,13 +65,6 @@ def test_annealing_gets_to_where_single_machines_lead_only_by_worse_places(seed,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seed", "seconds"), [(7005, 70.9333), nightly(7029, 238.7950)])
-def test_annealing_gets_to_where_single_machines_lead_only_by_worse_places(seed, seconds):
-    """Copies in pairs of equal machines: one that moves breaks two pairs up."""
-    assert anneal(mixed(seed), seed=seed).best.simulated_s == pytest.approx(seconds, rel=1e-5)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("seeds", amounts(4, 12))
 def test_pruning_loses_nothing(seeds):
     for seed in range(12 - seeds, 12):
