@@ -63,7 +63,7 @@ def trained(optimizer, pipeline, epochs):
 def test_equals_one_device(optimizer, alone, pipeline):
     model, found, free = trained(optimizer, pipeline, 2)
     plan = tap.plan_of(model)
-    assert len(slots_of(plan)) >= 4
+    assert len(slots_of(plan)) >= 3  # in stages those of the stages that do not fit
     weights = {v.spec for v in plan.variables.values() if v.trainable and v.spec}
     assert weights == {(Replicate(), Replicate())}
     assert plan.cost.state_bytes < 0.7 * free.cost.state_bytes

@@ -85,5 +85,6 @@ class SimulatedTimeline:
 
     @property
     def bubble(self) -> float:
-        """Time that all actors wait over the time that they work."""
-        return self.seconds * len(self.busy_s) / sum(self.busy_s) - 1
+        """Time that all actors wait over the time that they work; 0 if no task takes time."""
+        work = sum(self.busy_s)
+        return self.seconds * len(self.busy_s) / work - 1 if work else 0.0
