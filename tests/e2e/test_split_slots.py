@@ -42,6 +42,10 @@ def slots_of(plan):
     return [name for name, v in plan.variables.items() if v.slots is not None]
 
 
+def is_matrix(variable):
+    return variable.trainable and len(variable.shape) > 1
+
+
 def trained(optimizer, pipeline, epochs):
     """A model whose fastest plan would not fit, its losses, and that plan."""
     asked = dict(cluster=MACHINES, pipeline=pipeline)
@@ -63,7 +67,12 @@ def trained(optimizer, pipeline, epochs):
 def test_equals_one_device(optimizer, alone, pipeline):
     model, found, free = trained(optimizer, pipeline, 2)
     plan = tap.plan_of(model)
-    assert len(slots_of(plan)) >= 3  # in stages those of the stages that do not fit
+    split, matrices = {*slots_of(plan)}, {n for n, v in plan.variables.items() if is_matrix(v)}
+    if plan.stages is not None:  # all those of each stage that would not fit
+        stage_of = plan.stages.owners
+        full = {stage_of[name] for name in split}
+        matrices = {name for name in matrices if stage_of[name] in full}
+    assert split == matrices and len(split) >= 3
     weights = {v.spec for v in plan.variables.values() if v.trainable and v.spec}
     assert weights == {(Replicate(), Replicate())}
     assert plan.cost.state_bytes < 0.7 * free.cost.state_bytes

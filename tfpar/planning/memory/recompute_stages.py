@@ -25,7 +25,7 @@ class StagePricer(Protocol):
     """Prices plans in stages."""
 
     def price(self, plan: Plan) -> Plan | None:
-        """Price a plan in stages; None if the step does not train."""
+        """Price a plan in stages; None if the step has no price."""
         ...
 
 
