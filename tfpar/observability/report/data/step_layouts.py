@@ -22,9 +22,14 @@ class StepLayouts:
 
     @classmethod
     def of(cls, plan: Plan, partitioned: PartitionedGraph) -> StepLayouts:
-        """Return the layouts of a plan, of which the first is given."""
-        others = [one.partitioned for one in (() if plan.stages is None else plan.stages.layouts)]
-        return cls(plan, [partitioned, *(one for one in others if one is not None)])
+        """Return the layouts of a plan, of which the first is given.
+
+        The others count if all of them are of the same graph.
+        """
+        layouts = () if plan.stages is None else plan.stages.layouts
+        known = [one.partitioned for one in layouts if one.partitioned is not None]
+        others = [one for one in known if one.graph is partitioned.graph]
+        return cls(plan, [partitioned, *(others if len(others) == len(layouts) else ())])
 
     def number_of(self, stage: int | None) -> int:
         """Return the number of a stage's layout; 0 of a step without stages."""
