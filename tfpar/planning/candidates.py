@@ -23,6 +23,9 @@ NO_STAGES = "no stages"
 Order = tuple[int, ...]
 """Ranks, actor by actor, those of each ascending; none: all as they are."""
 
+Groups = tuple[tuple[int, ...], ...]
+"""The ranks of each actor."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SolvedCandidate(Candidate):
@@ -54,6 +57,12 @@ class SolvedCandidate(Candidate):
     def num_actors(self) -> int:
         """Actors of its pipeline."""
         return 1 if self.plan.stages is None else self.plan.stages.num_actors
+
+    @property
+    def groups(self) -> Groups:
+        """The ranks of each actor."""
+        stages, size = self.plan.stages, self.plan.mesh.size
+        return (tuple(range(size)),) if stages is None else stages.groups(size)
 
 
 @dataclasses.dataclass(frozen=True)

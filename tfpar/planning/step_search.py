@@ -17,6 +17,7 @@ from tfpar.planning.cache import PlanCache
 from tfpar.planning.candidates import (
     BalancedShares,
     BestSchedule,
+    Groups,
     NewLayout,
     Order,
     OtherMicrobatches,
@@ -31,7 +32,6 @@ from tfpar.planning.drive import search_plan
 from tfpar.planning.incumbent import IncumbentCallback, MakePlan, SearchInterrupted
 from tfpar.planning.inter_op.machine_order import (
     ActorSlots,
-    Groups,
     PlacementWorkload,
     fastest_groups,
     fastest_orders,
@@ -321,7 +321,7 @@ class StepEvaluator:
         pipeline = Pipeline(actors, max(FILLED * actors, given.plan.microbatches))
         workload, size = self._workload(pipeline, given), request.mesh.size / given.num_actors
         limit = given.seconds / (1 + UNCERTAINTY)
-        found = fastest_groups(machines, size, workload)
+        found = fastest_groups(machines, size, workload, given.groups)
         return [g for g in found if workload.estimate_groups(machines, g, size) < limit]
 
     def _lay_out(self, proposal: NewLayout) -> SolvedCandidate | None:

@@ -15,6 +15,7 @@ from tfpar.ir.collection import collection_paused
 from tfpar.pipeline import Pipeline
 from tfpar.planning.candidates import (
     BestSchedule,
+    Groups,
     NewLayout,
     Order,
     OtherMicrobatches,
@@ -24,7 +25,6 @@ from tfpar.planning.candidates import (
 )
 from tfpar.planning.drive import SearchResult, search_plan
 from tfpar.planning.inter_op.enumerate_pipelines import EnumeratePipelines
-from tfpar.planning.inter_op.machine_order import Groups
 from tfpar.planning.inter_op.relaxed_estimate import RelaxedEstimate
 from tfpar.planning.inter_op.stages.break_even import find_break_even_factor
 from tfpar.planning.inter_op.stages.pipeline_pricing import PipelinePricer
