@@ -107,6 +107,14 @@ class OtherStages:
 
 
 @dataclasses.dataclass(frozen=True)
+class FewerRecomputed:
+    """A candidate whose stages are recomputed, with those alone that would store too much else:
+    they get less to do than the others."""
+
+    base: SolvedCandidate
+
+
+@dataclasses.dataclass(frozen=True)
 class BalancedShares:
     """A candidate with shares of the batch by the speeds of ranks, where that is faster."""
 
@@ -155,5 +163,7 @@ def microbatches_text(number: int) -> str:
     return "1 microbatch" if number == 1 else f"{number} microbatches"
 
 
-Proposal = NewLayout | OtherMicrobatches | BestSchedule | OtherStages | BalancedShares
+Proposal = (
+    NewLayout | OtherMicrobatches | BestSchedule | OtherStages | FewerRecomputed | BalancedShares
+)
 """Candidate that an outer search proposes, before it is evaluated."""

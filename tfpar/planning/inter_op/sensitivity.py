@@ -15,6 +15,7 @@ from tfpar.ir.collection import collection_paused
 from tfpar.pipeline import Pipeline
 from tfpar.planning.candidates import (
     BestSchedule,
+    FewerRecomputed,
     Groups,
     NewLayout,
     Order,
@@ -144,7 +145,7 @@ class LinkFactorEvaluator:
             case BestSchedule(base):
                 plan = self._steps[base.num_actors].schedule(base.plan, self.cluster)
                 return SolvedCandidate.of(plan, base.problem)
-            case OtherStages():
+            case OtherStages() | FewerRecomputed():
                 return None
         return proposal.base
 
