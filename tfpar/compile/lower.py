@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from tfpar.compile.effect_order import check_marks, check_programs, races
@@ -18,6 +18,7 @@ from tfpar.compile.local.rank_dependence import find_rank_dependent_axes
 from tfpar.compile.local.stage_split import (
     PipelineLowering,
     WrittenStep,
+    find_sliced_arrivals,
     find_torn_arrivals,
     send_in_slices,
     split_stages,
@@ -175,25 +176,43 @@ def _written_in_layouts(
     pinned: set[str] = set()
     while True:
         written = []
-        for layout in layouts:
+        for number, layout in enumerate(layouts):
             whole = replicated_spec(layout.mesh.num_axes)
             fixed = {name: OpPlan((whole,), (whole,), (whole,)) for name in pinned}
-            anchors = dataclasses.replace(layout.anchors, ops={**layout.anchors.ops, **fixed})
-            own = dataclasses.replace(options, mesh=layout.mesh, anchors=anchors)
-            written.append(_written_in_layout(step, own, prepared, observe))
+            own = _with_ops(
+                dataclasses.replace(options, mesh=layout.mesh, anchors=layout.anchors), fixed
+            )
+            written.append(_written_in_layout(step, own, number, prepared, observe))
         torn = find_torn_arrivals([each.step for each in written], options.stages)
         if torn <= pinned:
             return written
         pinned |= torn
 
 
+def _with_ops(options: CompileOptions, ops: Mapping[str, OpPlan]) -> CompileOptions:
+    """The same options, with what they fix of some ops, by name."""
+    anchors = options.anchors
+    anchors = dataclasses.replace(anchors, ops={**anchors.ops, **ops})
+    return dataclasses.replace(options, anchors=anchors)
+
+
 def _written_in_layout(
-    step: StepGraph, options: CompileOptions, prepared: PreparedGraph, observe: Observer
+    step: StepGraph,
+    options: CompileOptions,
+    number: int,
+    prepared: PreparedGraph,
+    observe: Observer,
 ) -> _Written:
     """The program of every rank in the layout of the options, and all passes over it."""
+    stages, num_axes = options.stages, options.mesh.num_axes
     partitioned = _partitioned(step, options, prepared)
-    observe("propagate", lambda: str(partitioned))
     laid = _in_parts(partitioned, options)
+    sliced = {} if stages is None else find_sliced_arrivals(laid, stages, number, num_axes)
+    if sliced:
+        options = _with_ops(options, sliced)
+        partitioned = _partitioned(step, options, prepared)
+        laid = _in_parts(partitioned, options)
+    observe("propagate", lambda: str(partitioned))
     write = functools.partial(_written, step, options)
     meshes = [mesh.within(laid.mesh) for mesh in options.shares]
     local = build_uneven_program(laid, meshes, write) if meshes else write(laid)

@@ -39,6 +39,7 @@ __all__ = [
     "build_uneven_program",
     "channels_of",
     "decompose_all_reduces",
+    "find_sliced_arrivals",
     "find_torn_arrivals",
     "pack_collectives",
     "recv",
@@ -70,6 +71,7 @@ __getattr__ = lazy_exports(
         "tfpar.compile.local.stage_split": [
             "PipelineLowering",
             "WrittenStep",
+            "find_sliced_arrivals",
             "find_torn_arrivals",
             "send_in_slices",
             "split_stages",

@@ -40,13 +40,13 @@ class Arrival(NamedTuple):
 
 
 def mark_arrivals(
-    graph: Graph, places: Mapping[Op, StagePass], layouts: Sequence[int]
+    graph: Graph, places: Mapping[Op, StagePass], actors: Sequence[int]
 ) -> dict[Op, StagePass]:
-    """Mark, in place, what stages read of others with another layout.
+    """Mark, in place, what stages read of those of other actors.
 
     Args:
         places: of all ops.
-        layouts: the number of the layout of each stage.
+        actors: that run each stage.
 
     Returns:
         the places of all ops that there are now.
@@ -62,7 +62,7 @@ def mark_arrivals(
             by_stage: dict[int, list[Op]] = {}
             for reader in dict.fromkeys(readers.get(tensor, ())):
                 stage = places[reader].stage
-                if layouts[stage] != layouts[places[op].stage]:
+                if actors[stage] != actors[places[op].stage]:
                     by_stage.setdefault(stage, []).append(reader)
             for stage, members in by_stage.items():
                 name = f"{op.name}/arrival{tensor.index}/stage_{stage}"
