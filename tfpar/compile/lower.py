@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from tfpar.compile.effect_order import check_marks, check_programs, races
+from tfpar.compile.local.arrivals import find_sliced_arrivals
 from tfpar.compile.local.chunks import build_chunked_program, split_batch
 from tfpar.compile.local.early_collectives import start_collectives_early
 from tfpar.compile.local.local_graph import LocalProgram, build_local_program
@@ -18,7 +19,6 @@ from tfpar.compile.local.rank_dependence import find_rank_dependent_axes
 from tfpar.compile.local.stage_split import (
     PipelineLowering,
     WrittenStep,
-    find_sliced_arrivals,
     find_torn_arrivals,
     send_in_slices,
     split_stages,
@@ -204,10 +204,9 @@ def _written_in_layout(
     observe: Observer,
 ) -> _Written:
     """The program of every rank in the layout of the options, and all passes over it."""
-    stages, num_axes = options.stages, options.mesh.num_axes
     partitioned = _partitioned(step, options, prepared)
     laid = _in_parts(partitioned, options)
-    sliced = {} if stages is None else find_sliced_arrivals(laid, stages, number, num_axes)
+    sliced = _sliced_arrivals(laid, options, number)
     if sliced:
         options = _with_ops(options, sliced)
         partitioned = _partitioned(step, options, prepared)
@@ -222,6 +221,23 @@ def _written_in_layout(
             each.run(graph)
         observe(each.name, lambda: str(local))
     return _Written(partitioned, WrittenStep(local, laid))
+
+
+def _sliced_arrivals(
+    laid: PartitionedGraph, options: CompileOptions, number: int
+) -> dict[str, OpPlan]:
+    """What arrives in slices at the stages that have this layout; see `find_sliced_arrivals`."""
+    stages = options.stages
+    if stages is None or stages.slicing is None or stages.has_one_layout:
+        return {}
+    return find_sliced_arrivals(
+        laid,
+        options.mesh.num_axes,
+        {op: place.stage for op, place in stages.places.items()},
+        stages.schedule.actors,
+        [actor for actor, layout in enumerate(stages.layouts) if layout == number],
+        stages.slicing,
+    )
 
 
 def _in_parts(partitioned: PartitionedGraph, options: CompileOptions) -> PartitionedGraph:

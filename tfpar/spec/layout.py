@@ -77,7 +77,7 @@ def unsplit_dims(shape: Sequence[int], spec: Spec) -> dict[int, int]:
     return {dim: length for dim, length in enumerate(shape) if dim not in split}
 
 
-def sliced_spec(shape: Sequence[int], spec: Spec, mesh: Mesh, axes: Sequence[int]) -> Spec:
+def sliced_spec(shape: Sequence[int], spec: Spec, mesh: Mesh, axes: tuple[int, ...]) -> Spec:
     """Return `spec` with one more dim split evenly over `axes`, along which it replicates: the
     first that no axis splits.
 

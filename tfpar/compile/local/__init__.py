@@ -39,7 +39,6 @@ __all__ = [
     "build_uneven_program",
     "channels_of",
     "decompose_all_reduces",
-    "find_sliced_arrivals",
     "find_torn_arrivals",
     "pack_collectives",
     "recv",
@@ -71,7 +70,6 @@ __getattr__ = lazy_exports(
         "tfpar.compile.local.stage_split": [
             "PipelineLowering",
             "WrittenStep",
-            "find_sliced_arrivals",
             "find_torn_arrivals",
             "send_in_slices",
             "split_stages",

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import re
 from collections.abc import Mapping, Sequence
 
@@ -44,23 +43,15 @@ from tfpar.compile.local.scatter_gather import (
 from tfpar.compile.local.transfers import recv, send
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.effects import OUTSIDE, Accesses
-from tfpar.ir.graph import DType, Graph, Op, Shape, Tensor, itemsize
+from tfpar.ir.graph import DType, Graph, Op, Shape, Tensor
 from tfpar.ir.traits import REFERENCES
 from tfpar.pipeline import Schedule
 from tfpar.pipeline.graph import RECEIVE_AHEAD
 from tfpar.pipeline.pipeline import groups_of
 from tfpar.pipeline.recompute import RecomputeOf
 from tfpar.pipeline.step_stages import can_be_sent
-from tfpar.propagation.partitioned_graph import OpPlan, PartitionedGraph
-from tfpar.spec import (
-    CompilerError,
-    SpecError,
-    TfparError,
-    local_shape,
-    replicated_spec,
-    sliced_spec,
-    unsplit_dims,
-)
+from tfpar.propagation.partitioned_graph import PartitionedGraph
+from tfpar.spec import CompilerError, SpecError, TfparError, replicated_spec
 from tfpar.spec.pieces import ShardedTensor, pieces_between
 
 
@@ -141,38 +132,6 @@ def find_torn_arrivals(written: Sequence[WrittenStep], step: PipelineLowering | 
             pieces_between(*(end.layout_of(arrival, tensor) for end in ends))
         except SpecError:
             found.add(op.name)
-    return found
-
-
-def find_sliced_arrivals(
-    laid: PartitionedGraph, step: PipelineLowering, layout: int, num_axes: int
-) -> dict[str, OpPlan]:
-    """Find the arrivals that come in slices, and are gathered where they arrive, by name.
-
-    What the step gives comes whole, as all ranks get it.
-
-    Args:
-        laid: the step in a layout.
-        layout: the number of that.
-        num_axes: number of mesh axes of ranks; those behind are within ranks.
-    """
-    found: dict[str, OpPlan] = {}
-    if step.slicing is None or step.has_one_layout:
-        return found
-    given = {*laid.graph.outputs}
-    for op in (op for op in laid.graph.ops if ARRIVAL in op.attrs):
-        (tensor,) = op.inputs
-        source, target = (step.schedule.actors[step.places[o].stage] for o in (tensor.op, op))
-        if step.layouts[target] != layout or source == target or tensor in given:
-            continue
-        (spec,), shape = laid.decisions[op].strategy.in_specs, tuple(tensor.shape or ())
-        part_bytes = itemsize(tensor.dtype) * math.prod(local_shape(shape, spec, laid.mesh))
-        lengths = [*unsplit_dims(shape, spec).values()]
-        axes = step.slicing.axes(spec[:num_axes], part_bytes, lengths, source, target)
-        if axes:
-            part = sliced_spec(shape, spec, laid.mesh, axes)[:num_axes]
-            kept = laid.specs[op.outputs[0]][:num_axes]
-            found[op.name] = OpPlan((part,), (part,), (kept,))
     return found
 
 
