@@ -74,5 +74,18 @@ def test_slices_are_gathered_where_links_are_quick():
     assert axes(prices, (R, R)) == (1,)
 
 
+def test_stages_of_unlike_numbers_of_ranks():
+    """A rank sends 4 KiB to each of four over a link of 1 MB/s, or a KiB, which they gather."""
+    meshes, machines = (Mesh.of({"model": 1}), Mesh.of({"model": 4})), nodes(1e6, 1e9)
+    prices = ScatterGatherCost(meshes, machines.part([0, 4, 5, 6, 7]))
+    gathered = prices.gather_seconds((0,), 4 * KIB, 1)
+    assert 0 < gathered < 1e-5
+    assert prices.seconds((), 4 * KIB, 0, 1) == pytest.approx(16 * KIB / 1e6)
+    assert prices.seconds((0,), 4 * KIB, 0, 1) == pytest.approx(4 * KIB / 1e6 + gathered)
+    assert prices.axes((R,), 4 * KIB, [3, 8], 0, 1) == (0,), "the second dim is cut in four"
+    assert prices.axes((R,), 4 * KIB, [3, 6], 0, 1) == ()
+    assert prices.axes((R,), 4 * KIB, [3, 8], 1, 0) == (), "one rank gathers nothing"
+
+
 def test_in_one_memory_nothing_is_copied():
     assert axes(two_stages(MODEL, nodes(1e6, 1e9, one_memory=True)), (R, R)) == ()

@@ -23,6 +23,7 @@ from tests.equivalence import (
     without_graph_optimizers,
 )
 from tfpar.cluster import Link
+from tfpar.tf.keras.adapter import parallel_model
 
 SLOW = device(1e9, 1e9, 1e9, 1e11, 1e-6)
 
@@ -125,6 +126,70 @@ def test_what_stages_cut_into_other_microbatches_goes_whole(monkeypatch):
     monkeypatch.setattr(cut, lambda anchors, *_: anchors)
     options = {"pipeline": tap.Pipeline(ranks=[[0], [1, 2]], microbatches=2)}
     assert_equivalent(wide, numbers(8), tap.split([3]), options=options)
+
+
+def a_machine_each(ranks: list[list[int]], between: float, within: float) -> tap.Cluster:
+    """Of each stage, with links of so many bytes/s between and within machines."""
+    ranked = tap.Device({"float32": 1e9}, 1e9, 1e9)
+    nodes = tuple(tap.Node(ranked, (tap.Level(len(own), within, 1e-7),)) for own in ranks)
+    return tap.Cluster("a machine each", nodes, (tap.Level(len(ranks), between, 1e-6),))
+
+
+def bytes_of_each_actor(model: keras.Model) -> list[int]:
+    """Those that all ranks of an actor send in the step that was compiled last; no scalars."""
+    programs = parallel_model(model).executables["train"].compiled.programs.programs
+    sends = [[op for op in p.graph.ops if op.type == "Send"] for p in programs.values()]
+    return [
+        sum(
+            sum(target is not None for target in op.attrs["targets"]) * op.inputs[0].num_bytes
+            for op in own
+            if op.inputs[0].shape
+        )
+        for own in sends
+    ]
+
+
+MEGATRON_PAIRS = [tap.shard("fc(0|2|4)/kernel", 1, "model")]
+"""Layers of `wide` split by columns, then by rows: what goes from one such pair to the next is the
+same on all ranks of a stage."""
+
+ONE = 12 * 12 * 4
+"""Bytes of what a batch of 12 has between two layers of `wide`."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ranks", "between", "recompute", "sent"),
+    [
+        ([[0], [1, 2]], 1e5, False, [ONE, ONE]),
+        ([[0], [1, 2]], 1e12, False, [2 * ONE, ONE]),  # whole, to both
+        ([[0, 1], [2, 3], [4]], 1e5, True, [ONE, 2 * ONE, ONE]),  # of which two have one layout
+    ],
+)
+def test_what_all_ranks_of_a_stage_read_comes_in_slices_over_slow_links(
+    ranks, between, recompute, sent
+):
+    """The price is that of the bytes which programs send, and ranks gather what they got."""
+    cut = ["fc0|fc1", "fc2|fc3", "fc4|last"]
+    stages = [*cut[: len(ranks) - 1], "|".join(cut[len(ranks) - 1 :])]
+    parallel, _ = assert_equivalent(
+        wide,
+        numbers(24),
+        tap.split({"model": sum(map(len, ranks))}),
+        [*MEGATRON_PAIRS, *(tap.stage(names, i) for i, names in enumerate(stages))],
+        batch_size=12,
+        cluster=a_machine_each(ranks, between, 1e12 if between < 1e12 else 1e5),
+        options={
+            "pipeline": tap.Pipeline(ranks=ranks, microbatches=3, recompute=recompute),
+            "verbose": 0,
+        },
+    )
+    assert bytes_of_each_actor(parallel.model) == sent
+    priced = tap.plan_of(parallel.model).stages.cost.stages
+    assert [2 * stage.sent_bytes for stage in priced] == sent, "each over two pairs of ranks"
+    local = parallel_model(parallel.model).executables["train"].compiled.programs.programs
+    found = {op.type for p in local.values() for g in p.graphs() for op in g.ops}
+    assert ("AllGather" in found) == (between < 1e12)
 
 
 def two_fast_and_four_slow() -> tap.Cluster:
