@@ -147,9 +147,9 @@ def unlike_stages_with_joins(place: Place) -> Results:
 
 
 def unlike_stages_that_send_slices(place: Place) -> Results:
-    """On 1, 1 and 2 ranks, these on a machine of their own: what both read, the gradient of what
-    they sent besides, comes in halves, and is gathered in tasks of the forward pass."""
-    device = tap.Device({"float64": 1e9}, 1e9, 1e9)
+    """On 1, 2 and 1 ranks, each on a machine of its own: what both of the second read of the others,
+    activations and gradients, comes to each in halves, and they gather it."""
+    device = tap.Device({"float32": 1e9}, 1e9, 1e9)
     nodes = tuple(tap.Node(device, (tap.Level(n, 1e12, 1e-7),)) for n in (1, 2, 1))
     machines = tap.Cluster("slow", nodes, (tap.Level(3, 1e5, 1e-6),))
     ranks = [[0], [1, 2], [3]]
