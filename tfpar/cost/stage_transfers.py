@@ -252,12 +252,15 @@ def _end_of(crossing: Crossing) -> tuple[str, int, int]:
 
 
 # --- slices ---------------------------------------------------------------------------------
-# Which tensors go in slices: k ranks of a stage hold the same tensor of n bytes, and so are k ranks
-# of the next one to:
+# Which tensors go in slices: k ranks of a stage are to hold the same tensor of n bytes, as those of
+# the stage before do.
 #
-#     whole       each sends it to its like                    n bytes from each rank
-#     in slices   each sends a k-th of it to its like,         n / k bytes from each rank,
-#                 and these gather it                          and an all-gather of n bytes
+#     whole       each gets it                                 n bytes to each rank
+#     in slices   each gets a k-th of it, and they gather it   n / k bytes to each rank,
+#                                                              and an all-gather of n bytes
+#
+# In one layout each rank sends to its like, whatever entries a slice has. Between unlike ones ranks
+# are paired (`pair_ranks`), and a slice is one along a dim, so that it is a box (`spec.pieces`).
 #
 # The second is faster where links between stages are slower than those within them, as where stages
 # lie on different machines (Narayanan et al., "Efficient Large-Scale Language Model Training on GPU

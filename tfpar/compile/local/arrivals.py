@@ -1,4 +1,4 @@
-"""Arrivals: where a tensor comes from stages with another layout.
+"""Arrivals: where a tensor comes from the stages of another actor, if actors have unlike layouts.
 
 Stages that lie on other meshes, or in other layouts, are each written as part of a program of the
 whole step in their own layout (`compile.local.stage_split`). What one of them reads of another is

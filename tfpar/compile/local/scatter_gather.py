@@ -5,7 +5,8 @@
     part = Slice(h): a half each       ->   h = AllGather(part)
 
 Each rank sends one slice to its like, and these gather what they got (Narayanan et al., 2021,
-§4.1). Whether that is faster is for prices to say (`cost.stage_transfers`).
+§4.1). Whether that is faster is for prices to say (`cost.stage_transfers`). Between stages in
+unlike layouts it is arrivals that come in slices (`compile.local.arrivals`).
 """
 
 from __future__ import annotations

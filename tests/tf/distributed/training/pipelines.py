@@ -147,7 +147,7 @@ def unlike_stages_with_joins(place: Place) -> Results:
 
 
 def unlike_stages_that_send_slices(place: Place) -> Results:
-    """On 1, 2 and 1 ranks, each on a machine of its own: what both of the second read of the others,
+    """On 1, 2 and 1 ranks, each on a machine of its own: what both of the second read of others,
     activations and gradients, comes to each in halves, and they gather it."""
     device = tap.Device({"float32": 1e9}, 1e9, 1e9)
     nodes = tuple(tap.Node(device, (tap.Level(n, 1e12, 1e-7),)) for n in (1, 2, 1))
