@@ -24,7 +24,6 @@ from tests.equivalence import (
 )
 from tfpar.cluster import Link
 from tfpar.compile.local import LocalProgram
-from tfpar.tf.keras.adapter import parallel_model
 
 SLOW = device(1e9, 1e9, 1e9, 1e11, 1e-6)
 
@@ -136,22 +135,13 @@ def a_machine_each(ranks: list[list[int]], between: float, within: float) -> tap
     return tap.Cluster("a machine each", nodes, (tap.Level(len(ranks), between, 1e-6),))
 
 
-def programs_of(model: keras.Model) -> list[LocalProgram]:
-    """Of each actor, in the training step that was compiled last."""
-    return [*parallel_model(model).executables["train"].compiled.programs.programs.values()]
-
-
-def bytes_of_each_actor(model: keras.Model) -> list[int]:
-    """Those that all ranks of an actor send; no scalars."""
-    sends = [[op for op in p.graph.ops if op.type == "Send"] for p in programs_of(model)]
-    return [
-        sum(
-            sum(target is not None for target in op.attrs["targets"]) * op.inputs[0].num_bytes
-            for op in own
-            if op.inputs[0].shape
-        )
-        for own in sends
-    ]
+def bytes_sent(program: LocalProgram) -> int:
+    """By all ranks of the program of an actor; no scalars."""
+    sends = [op for op in program.graph.ops if op.type == "Send" and op.inputs[0].shape]
+    return sum(
+        op.inputs[0].num_bytes * sum(target is not None for target in op.attrs["targets"])
+        for op in sends
+    )
 
 
 MEGATRON_PAIRS = [tap.shard("fc(0|2|4)/kernel", 1, "model")]
@@ -190,12 +180,13 @@ def test_what_all_ranks_of_a_stage_read_comes_in_slices_over_slow_links(
             "verbose": 0,
         },
     )
-    assert bytes_of_each_actor(parallel.model) == sent
+    programs = parallel.executable().compiled.programs.programs.values()
+    assert [bytes_sent(program) for program in programs] == sent
     priced = tap.plan_of(parallel.model).stages.cost.stages
     assert [2 * stage.sent_bytes for stage in priced] == sent, "each over two pairs of ranks"
     gathers = {
         name
-        for program in programs_of(parallel.model)
+        for program in programs
         for name, body in program.graph.functions.items()
         if any(op.type == "AllGather" for op in body.ops)
     }

@@ -226,7 +226,7 @@ def _written_in_layout(
 def _sliced_arrivals(
     laid: PartitionedGraph, options: CompileOptions, number: int
 ) -> dict[str, OpPlan]:
-    """What arrives in slices at the stages that have this layout; see `find_sliced_arrivals`."""
+    """Find what arrives in slices at stages of the layout `number`; see `find_sliced_arrivals`."""
     stages = options.stages
     if stages is None or stages.slicing is None or stages.has_one_layout:
         return {}
