@@ -23,6 +23,7 @@ from tests.equivalence import (
     without_graph_optimizers,
 )
 from tfpar.cluster import Link
+from tfpar.compile.local import LocalProgram
 
 SLOW = device(1e9, 1e9, 1e9, 1e11, 1e-6)
 
@@ -125,6 +126,71 @@ def test_what_stages_cut_into_other_microbatches_goes_whole(monkeypatch):
     monkeypatch.setattr(cut, lambda anchors, *_: anchors)
     options = {"pipeline": tap.Pipeline(ranks=[[0], [1, 2]], microbatches=2)}
     assert_equivalent(wide, numbers(8), tap.split([3]), options=options)
+
+
+def a_machine_each(ranks: list[list[int]], between: float, within: float) -> tap.Cluster:
+    """Of each stage, with links of so many bytes/s between and within machines."""
+    ranked = tap.Device({"float32": 1e9}, 1e9, 1e9)
+    nodes = tuple(tap.Node(ranked, (tap.Level(len(own), within, 1e-7),)) for own in ranks)
+    return tap.Cluster("a machine each", nodes, (tap.Level(len(ranks), between, 1e-6),))
+
+
+def bytes_sent(program: LocalProgram) -> int:
+    """By all ranks of the program of an actor; no scalars."""
+    sends = [op for op in program.graph.ops if op.type == "Send" and op.inputs[0].shape]
+    return sum(
+        op.inputs[0].num_bytes * sum(target is not None for target in op.attrs["targets"])
+        for op in sends
+    )
+
+
+MEGATRON_PAIRS = [tap.shard("fc(0|2|4)/kernel", 1, "model")]
+"""Layers of `wide` split by columns, then by rows: what goes from one such pair to the next is the
+same on all ranks of a stage."""
+
+ONE = 12 * 12 * 4
+"""Bytes of what a batch of 12 has between two layers of `wide`."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ranks", "between", "recompute", "sent", "gathering"),
+    [
+        ([[0], [1, 2]], 1e5, True, [ONE, ONE], {"F1", "B1"}),  # again as the stage runs again
+        ([[0], [1, 2]], 1e12, False, [2 * ONE, ONE], set()),  # whole, to both
+        ([[0, 1], [2, 3], [4]], 1e5, False, [ONE, 2 * ONE, ONE], {"F1", "B1", "B0"}),
+    ],
+    ids=["recomputed", "quick links", "two stages of one layout"],
+)
+def test_what_all_ranks_of_a_stage_read_comes_in_slices_over_slow_links(
+    ranks, between, recompute, sent, gathering
+):
+    """They gather it in the tasks that read it; the price is that of the bytes which are sent."""
+    cut = ["fc0|fc1", "fc2|fc3", "fc4|last"]
+    stages = [*cut[: len(ranks) - 1], "|".join(cut[len(ranks) - 1 :])]
+    parallel, _ = assert_equivalent(
+        wide,
+        numbers(24),
+        tap.split({"model": sum(map(len, ranks))}),
+        [*MEGATRON_PAIRS, *(tap.stage(names, i) for i, names in enumerate(stages))],
+        batch_size=12,
+        cluster=a_machine_each(ranks, between, 1e12 if between < 1e12 else 1e5),
+        options={
+            "pipeline": tap.Pipeline(ranks=ranks, microbatches=3, recompute=recompute),
+            "verbose": 0,
+        },
+    )
+    programs = parallel.executable().compiled.programs.programs.values()
+    assert [bytes_sent(program) for program in programs] == sent
+    priced = tap.plan_of(parallel.model).stages.cost.stages
+    assert [2 * stage.sent_bytes for stage in priced] == sent, "each over two pairs of ranks"
+    gathers = {
+        name
+        for program in programs
+        for name, body in program.graph.functions.items()
+        if any(op.type == "AllGather" for op in body.ops)
+    }
+    assert gathers == {f"round1_{task}" for task in gathering}
 
 
 def two_fast_and_four_slow() -> tap.Cluster:

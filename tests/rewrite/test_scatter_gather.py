@@ -24,7 +24,7 @@ def slices(mesh: Mesh, between: float = 1e5, within: float = 1e15) -> Slicing:
     """On machines of a stage each, with so many bytes/s between and within them."""
     levels = [Level(4, between, 0.0), Level(mesh.size, within, 0.0)]
     return ScatterGatherCost(
-        mesh, Cluster.regular("slow", Device({"float32": 1e9}, 1e9, 1e9), levels)
+        (mesh,) * 4, Cluster.regular("slow", Device({"float32": 1e9}, 1e9, 1e9), levels)
     )
 
 

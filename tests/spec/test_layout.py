@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 
 from tests.spec.strategies import laid_out
@@ -10,10 +11,12 @@ from tfpar.spec import (
     Mesh,
     Replicate,
     Shard,
+    SpecError,
     assemble,
     dim_is_even,
     local_indices,
     local_shape,
+    sliced_spec,
     take_local,
 )
 
@@ -107,3 +110,12 @@ def test_empty_and_scalar_values():
     empty = np.zeros((0, 3))
     assert assemble(shards_of(empty, (Shard(0),), mesh), (0, 3), (Shard(0),), mesh).shape == (0, 3)
     assert assemble([np.array(3), np.array(3)], (), (Replicate(),), mesh) == 3
+
+
+def test_slices_are_of_the_first_dim_that_is_whole_and_divides():
+    mesh, R, S = Mesh.of({"data": 2, "model": 2, "batch": 3}), Replicate(), Shard  # noqa: N806
+    assert sliced_spec((6, 3, 8), (R, R, S(0)), mesh, (1,)) == (R, S(2), S(0))
+    assert sliced_spec((6, 8, 8), (R, R, S(0)), mesh, (0, 1)) == (S(1), S(1), S(0))
+    assert sliced_spec((6, 8, 8), (S(1), R, S(0)), mesh, (1,)) == (S(1), S(2), S(0))
+    with pytest.raises(SpecError, match=r"No dim of \[6, 3\] is left to be cut in 2 slices"):
+        sliced_spec((6, 3), (R, R, S(0)), mesh, (1,))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from tfpar.compile.effect_order import check_marks, check_programs, races
+from tfpar.compile.local.arrivals import find_sliced_arrivals
 from tfpar.compile.local.chunks import build_chunked_program, split_batch
 from tfpar.compile.local.early_collectives import start_collectives_early
 from tfpar.compile.local.local_graph import LocalProgram, build_local_program
@@ -175,25 +176,42 @@ def _written_in_layouts(
     pinned: set[str] = set()
     while True:
         written = []
-        for layout in layouts:
+        for number, layout in enumerate(layouts):
             whole = replicated_spec(layout.mesh.num_axes)
             fixed = {name: OpPlan((whole,), (whole,), (whole,)) for name in pinned}
-            anchors = dataclasses.replace(layout.anchors, ops={**layout.anchors.ops, **fixed})
-            own = dataclasses.replace(options, mesh=layout.mesh, anchors=anchors)
-            written.append(_written_in_layout(step, own, prepared, observe))
+            own = _with_ops(
+                dataclasses.replace(options, mesh=layout.mesh, anchors=layout.anchors), fixed
+            )
+            written.append(_written_in_layout(step, own, number, prepared, observe))
         torn = find_torn_arrivals([each.step for each in written], options.stages)
         if torn <= pinned:
             return written
         pinned |= torn
 
 
+def _with_ops(options: CompileOptions, ops: Mapping[str, OpPlan]) -> CompileOptions:
+    """The same options, with what they fix of some ops, by name."""
+    anchors = options.anchors
+    anchors = dataclasses.replace(anchors, ops={**anchors.ops, **ops})
+    return dataclasses.replace(options, anchors=anchors)
+
+
 def _written_in_layout(
-    step: StepGraph, options: CompileOptions, prepared: PreparedGraph, observe: Observer
+    step: StepGraph,
+    options: CompileOptions,
+    number: int,
+    prepared: PreparedGraph,
+    observe: Observer,
 ) -> _Written:
     """The program of every rank in the layout of the options, and all passes over it."""
     partitioned = _partitioned(step, options, prepared)
-    observe("propagate", lambda: str(partitioned))
     laid = _in_parts(partitioned, options)
+    sliced = _sliced_arrivals(laid, options, number)
+    if sliced:
+        options = _with_ops(options, sliced)
+        partitioned = _partitioned(step, options, prepared)
+        laid = _in_parts(partitioned, options)
+    observe("propagate", lambda: str(partitioned))
     write = functools.partial(_written, step, options)
     meshes = [mesh.within(laid.mesh) for mesh in options.shares]
     local = build_uneven_program(laid, meshes, write) if meshes else write(laid)
@@ -203,6 +221,23 @@ def _written_in_layout(
             each.run(graph)
         observe(each.name, lambda: str(local))
     return _Written(partitioned, WrittenStep(local, laid))
+
+
+def _sliced_arrivals(
+    laid: PartitionedGraph, options: CompileOptions, number: int
+) -> dict[str, OpPlan]:
+    """Find what arrives in slices at stages of the layout `number`; see `find_sliced_arrivals`."""
+    stages = options.stages
+    if stages is None or stages.slicing is None or stages.has_one_layout:
+        return {}
+    return find_sliced_arrivals(
+        laid,
+        options.mesh.num_axes,
+        {op: place.stage for op, place in stages.places.items()},
+        stages.schedule.actors,
+        [actor for actor, layout in enumerate(stages.layouts) if layout == number],
+        stages.slicing,
+    )
 
 
 def _in_parts(partitioned: PartitionedGraph, options: CompileOptions) -> PartitionedGraph:

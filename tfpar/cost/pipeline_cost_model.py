@@ -98,8 +98,12 @@ class PipelineCostModel:
         parts = [cluster.part(group) for group in own]
         if among:
             parts = [part.at_pace_of(among) for part in parts]
-        slices = ScatterGatherCost(step.laid.mesh.without_last_axis(), cluster)
-        transfers = [StageTransfers(each, actors, None if others else slices) for each in steps]
+        meshes = tuple(steps[n].laid.mesh.without_last_axis() for n in layout_of)
+        slices = ScatterGatherCost(meshes, cluster)
+        transfers = [
+            StageTransfers(each, actors, slices, _with_layout(n, layout_of) if others else None)
+            for n, each in enumerate(steps)
+        ]
         beside = _beside(cluster, own, parts)
         prices: list[StageCostBreakdown] = []
         for number, each in enumerate(transfers):
@@ -161,6 +165,11 @@ class PipelineCostModel:
     def simulated_network(self) -> StageNetwork:
         """The network without routes that take as long as others do."""
         return merge_symmetric_routes(self.network)
+
+
+def _with_layout(number: int, layout_of: Sequence[int]) -> frozenset[int]:
+    """The actors that have a layout."""
+    return frozenset(actor for actor, own in enumerate(layout_of) if own == number)
 
 
 def _beside(

@@ -14,10 +14,11 @@ from tfpar.cost.collectives import collective_seconds, transfer_seconds
 from tfpar.cost.pricer import shard_bytes
 from tfpar.cost.task_partition import TaskPartition
 from tfpar.ir.graph import Tensor, itemsize
+from tfpar.pipeline.pipeline import groups_of
 from tfpar.pipeline.stage_graph import StageGraph
 from tfpar.pipeline.step_graph import PER_MICROBATCH, Crossing, stage_graph_of
 from tfpar.pipeline.tasks import Kind
-from tfpar.spec import Mesh, Replicate, Spec, local_shape
+from tfpar.spec import Mesh, Replicate, Spec, local_shape, unsplit_dims
 
 ORDER: tuple[Kind, ...] = ("F", "I", "W", "U")
 """The kinds of tasks, as those of a microbatch come."""
@@ -64,11 +65,15 @@ class StageTransfers:
     Attributes:
         actors: that run each stage. A tensor is sent once to each that reads it.
         prices: by which tensors are sent in slices; None: all are sent whole.
+        arriving: the actors that have the layout of the step, where others have others: to these
+            tensors come as they are kept in it (`compile.local.arrivals`), in slices along a dim.
+            None: all have it.
     """
 
     step: TaskPartition
     actors: Sequence[int]
     prices: ScatterGatherCost | None = None
+    arriving: frozenset[int] | None = None
 
     def stage_graph(self, num_bytes: Callable[[Crossing], float] | None = None) -> StageGraph:
         """Build the graph of what the stages read of each other.
@@ -152,6 +157,8 @@ class StageTransfers:
         found = variable or tensor
         shape, item = tuple(found.shape), itemsize(found.dtype)
         kept = laid.variable_specs[variable] if variable else laid.specs[tensor]
+        if read and self.arriving is not None:
+            read = {kept: min(read.values(), key=ORDER.index)}
         least = shard_bytes(shape, item, kept, laid.mesh)
         elsewhere = self._read_elsewhere(tensor, target)
         versions: dict[Spec, Kind] = {}
@@ -171,10 +178,14 @@ class StageTransfers:
     ) -> tuple[int, ...]:
         source, target = self.actors[crossing.source], self.actors[crossing.target]
         given = crossing.tensor in self.step.laid.graph.outputs
-        if self.prices is None or source == target or given:  # all ranks get what the step gives
-            return ()
-        parts = [local_shape(shape, spec, view) for view in self.step.laid.mesh.views]
-        return self.prices.axes(spec, parts, num_bytes, source, target)
+        elsewhere = self.arriving is not None and target not in self.arriving
+        if self.prices is None or source == target or elsewhere or given:
+            return ()  # all ranks get what the step gives
+        counts = [math.prod(local_shape(shape, spec, v)) for v in self.step.laid.mesh.views]
+        lengths = [math.gcd(*counts)]
+        if self.arriving is not None:
+            lengths = [*unsplit_dims(shape, spec).values()]
+        return self.prices.axes(spec, num_bytes * max(counts), lengths, source, target)
 
     def _read_elsewhere(self, tensor: Tensor, target: int) -> set[Spec]:
         """The specs in which other stages than `target` read a tensor."""
@@ -213,7 +224,7 @@ def resharded_stage_graph(
     transfers: Sequence[StageTransfers], layout_of: Sequence[int]
 ) -> StageGraph:
     """Build the graph of what stages read of each other, in bytes of each pair of ranks
-    (`pair_ranks`): those of another layout get what they store in their own.
+    (`pair_ranks`): those of another layout get what they store in their own, or slices of it.
 
     Args:
         transfers: of the step in each layout.
@@ -223,14 +234,14 @@ def resharded_stage_graph(
     if len({*layout_of}) == 1:
         return first.stage_graph()
     sizes = [t.step.laid.mesh.size // t.step.microbatches for t in transfers]
-    stored = [
-        {_end_of(crossing): each.held_bytes(crossing) for crossing in each.step.crossings}
+    received = [
+        {_end_of(crossing): each.sent_bytes(crossing) for crossing in each.step.crossings}
         for each in transfers
     ]
 
     def num_bytes(crossing: Crossing) -> float:
         source, target = layout_of[crossing.source], layout_of[crossing.target]
-        each = stored[target].get(_end_of(crossing), first.held_bytes(crossing))
+        each = received[target].get(_end_of(crossing), first.held_bytes(crossing))
         return each * sizes[target] / max(sizes[source], sizes[target])
 
     return first.stage_graph(num_bytes)
@@ -241,12 +252,15 @@ def _end_of(crossing: Crossing) -> tuple[str, int, int]:
 
 
 # --- slices ---------------------------------------------------------------------------------
-# Which tensors go in slices: k ranks of a stage hold the same tensor of n bytes, and so are k ranks
-# of the next one to:
+# Which tensors go in slices: k ranks of a stage are to hold the same tensor of n bytes, as those of
+# the stage before do.
 #
-#     whole       each sends it to its like                    n bytes from each rank
-#     in slices   each sends a k-th of it to its like,         n / k bytes from each rank,
-#                 and these gather it                          and an all-gather of n bytes
+#     whole       each gets it                                 n bytes to each rank
+#     in slices   each gets a k-th of it, and they gather it   n / k bytes to each rank,
+#                                                              and an all-gather of n bytes
+#
+# In one layout each rank sends to its like, whatever entries a slice has. Between unlike ones ranks
+# are paired (`pair_ranks`), and a slice is one along a dim, so that it is a box (`spec.pieces`).
 #
 # The second is faster where links between stages are slower than those within them, as where stages
 # lie on different machines (Narayanan et al., "Efficient Large-Scale Language Model Training on GPU
@@ -260,55 +274,64 @@ class ScatterGatherCost:
     """Prices of tensors from one stage to another, whole and in slices.
 
     Attributes:
-        mesh: of the ranks of each stage.
-        cluster: of all ranks; those of actor a are the a-th `mesh.size`.
+        meshes: of the ranks of each actor.
+        cluster: of all ranks, actor by actor.
     """
 
-    mesh: Mesh
+    meshes: tuple[Mesh, ...]
     cluster: Cluster
 
     def axes(
-        self, spec: Spec, parts: Sequence[Sequence[int]], num_bytes: int, source: int, target: int
+        self, spec: Spec, part_bytes: int, lengths: Sequence[int], source: int, target: int
     ) -> Axes:
-        """Choose the mesh axes whose ranks each send a slice of a tensor; none where it goes whole.
+        """Choose the mesh axes of the target whose ranks each get a slice of a tensor; none where
+        it goes whole.
 
         Args:
-            spec: of the tensor; what lies behind the axes of the mesh is not looked at.
-            parts: the shape of what ranks have of it, of each kind of them (`Mesh.views`): all
-                slice it alike, as suits the largest part.
-            num_bytes: of an entry.
+            spec: of the tensor on the target's mesh; what lies behind the axes of that is not
+                looked at.
+            part_bytes: of what a rank has of it; of the largest part, as all slice it alike.
+            lengths: of what may be cut: the number of slices has to divide one of them.
             source, target: actors.
         """
         if self.cluster.one_memory:
             return ()  # nothing is copied on the way
-        counts = [math.prod(part) for part in parts]
-        ways = [(), *self._ways(spec, counts)]
-        most = num_bytes * max(counts)
-        return min(ways, key=lambda axes: self.seconds(axes, most, source, target))
+        ways = [(), *self._ways(spec, lengths, self.meshes[target])]
+        return min(ways, key=lambda axes: self.seconds(axes, part_bytes, source, target))
 
-    def _ways(self, spec: Spec, counts: Sequence[int]) -> Iterator[Axes]:
-        """The sets of axes over which so many entries can be shared out in equal slices."""
-        placed = enumerate(zip(spec, self.mesh.shape, strict=False))
+    def _ways(self, spec: Spec, lengths: Sequence[int], mesh: Mesh) -> Iterator[Axes]:
+        """The sets of axes over which one of the lengths can be shared out in equal slices."""
+        placed = enumerate(zip(spec, mesh.shape, strict=False))
         alike = [axis for axis, (p, size) in placed if isinstance(p, Replicate) and size > 1]
         for number in range(1, len(alike) + 1):
             for axes in itertools.combinations(alike, number):
-                if math.gcd(*counts) % self.mesh.group_size(axes) == 0:
+                if any(length % mesh.group_size(axes) == 0 for length in lengths):
                     yield axes
 
     def seconds(self, axes: Axes, num_bytes: float, source: int, target: int) -> float:
-        """Price a tensor sent in slices over `axes`, until all ranks of `target` have it."""
-        size = self.mesh.size
-        pairs = [(source * size + rank, target * size + rank) for rank in range(size)]
-        sent = transfer_seconds(pairs, num_bytes / self.mesh.group_size(axes), self.cluster)
+        """Price a tensor sent in slices over `axes`, until all ranks of `target` have it.
+
+        Args:
+            num_bytes: of what one of these ranks has of it.
+        """
+        pairs = pair_ranks(self._ranks[source], self._ranks[target])
+        mesh = self.meshes[target]
+        each = num_bytes * mesh.size / len(pairs) / mesh.group_size(axes)
+        sent = transfer_seconds(pairs, each, self.cluster)
         return sent + self.gather_seconds(axes, num_bytes, target)
 
     def gather_seconds(self, axes: Axes, num_bytes: float, actor: int) -> float:
         """Price the gather by which the ranks of `actor` get a tensor of which each has a slice."""
-        part = _part(self.cluster, self.mesh.size, actor)
-        return collective_seconds("all_gather", axes, num_bytes, self.mesh, part)
+        part = _part(self.cluster, self._ranks[actor])
+        return collective_seconds("all_gather", axes, num_bytes, self.meshes[actor], part)
+
+    @functools.cached_property
+    def _ranks(self) -> tuple[tuple[int, ...], ...]:
+        """Those of each actor, as numbered in the cluster."""
+        return groups_of([mesh.size for mesh in self.meshes])
 
 
 @functools.lru_cache(maxsize=1024)
-def _part(cluster: Cluster, size: int, actor: int) -> Cluster:
-    """The machines of an actor of so many ranks."""
-    return cluster.part(range(actor * size, (actor + 1) * size))
+def _part(cluster: Cluster, ranks: tuple[int, ...]) -> Cluster:
+    """The machines of some ranks."""
+    return cluster.part(ranks)

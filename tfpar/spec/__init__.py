@@ -29,7 +29,9 @@ from tfpar.spec.layout import (
     local_indices,
     local_length,
     local_shape,
+    sliced_spec,
     take_local,
+    unsplit_dims,
 )
 from tfpar.spec.mesh import MOST_RANKS, Mesh, split
 from tfpar.spec.placement import (
@@ -90,8 +92,10 @@ __all__ = [
     "parse_spec",
     "replicated_spec",
     "seen_rank",
+    "sliced_spec",
     "split",
     "take_local",
+    "unsplit_dims",
 ]
 
 __getattr__ = lazy_exports(

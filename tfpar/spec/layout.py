@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tfpar.spec.errors import SpecError
 from tfpar.spec.mesh import Mesh
-from tfpar.spec.placement import Placement, Replicate, Shard, Spec
+from tfpar.spec.placement import Placement, Replicate, Shard, Spec, format_spec
 
 
 def local_shape(shape: Sequence[int], spec: Spec, mesh: Mesh) -> tuple[int, ...]:
@@ -68,6 +69,28 @@ def canonical(shape: Sequence[int | None], spec: Spec, mesh: Mesh) -> Spec:
 def fits(shape: Sequence[int | None], spec: Spec, mesh: Mesh) -> bool:
     """Whether a tensor of `shape` can lie as `spec`; see `drop_uneven_shards`."""
     return drop_uneven_shards(shape, spec, mesh) == spec
+
+
+def unsplit_dims(shape: Sequence[int], spec: Spec) -> dict[int, int]:
+    """Return the length of each dim that no axis splits."""
+    split = {p.dim for p in spec if isinstance(p, Shard)}
+    return {dim: length for dim, length in enumerate(shape) if dim not in split}
+
+
+def sliced_spec(shape: Sequence[int], spec: Spec, mesh: Mesh, axes: tuple[int, ...]) -> Spec:
+    """Return `spec` with one more dim split evenly over `axes`, along which it replicates: the
+    first that no axis splits.
+
+    Raises:
+        SpecError: no such dim divides by the number of ranks along `axes`.
+    """
+    count = mesh.group_size(axes)
+    for dim, length in unsplit_dims(shape, spec).items():
+        if length % count == 0:
+            return tuple(Shard(dim) if axis in axes else p for axis, p in enumerate(spec))
+    raise SpecError(
+        f"No dim of {list(shape)} is left to be cut in {count} slices beside {format_spec(spec)}."
+    )
 
 
 def dim_is_even(shape: Sequence[int], spec: Spec, mesh: Mesh, dim: int) -> bool:

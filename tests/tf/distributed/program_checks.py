@@ -72,7 +72,7 @@ def transfers_and_collectives_run_as_often_as_programs_say(rank: Rank) -> None:
     split = [(Replicate(), Shard(1)), (Replicate(), Shard(0)), (Replicate(), Replicate())]
     step, schedule = traced(three_layers, 16), generate("1f1b", 2, 4)
     whole = cut(step, schedule, mesh, weights=tuple(split))
-    slicing = ScatterGatherCost(mesh, slow_between(mesh.size))
+    slicing = ScatterGatherCost((mesh,) * schedule.num_actors, slow_between(mesh.size))
     sliced = cut(step, schedule, mesh, weights=tuple(split), slicing=slicing)
     sent = [[sum(t.num_bytes for t in own) for own in one.sent()] for one in (whole, sliced)]
     assert sent[1] < sent[0] if mesh.size > 1 else sent[1] == sent[0], sent

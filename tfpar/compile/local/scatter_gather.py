@@ -5,7 +5,8 @@
     part = Slice(h): a half each       ->   h = AllGather(part)
 
 Each rank sends one slice to its like, and these gather what they got (Narayanan et al., 2021,
-§4.1). Whether that is faster is for prices to say (`cost.stage_transfers`).
+§4.1). Whether that is faster is for prices to say (`cost.stage_transfers`). Between stages in
+unlike layouts it is arrivals that come in slices (`compile.local.arrivals`).
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ class Slicing(Protocol):
     """Says what is sent in slices; see `cost.stage_transfers.ScatterGatherCost`."""
 
     def axes(
-        self, spec: Spec, parts: Sequence[Sequence[int]], num_bytes: int, source: int, target: int
+        self, spec: Spec, part_bytes: int, lengths: Sequence[int], source: int, target: int
     ) -> tuple[int, ...]:
-        """Return the mesh axes whose ranks each send a slice of a tensor; none where it goes whole.
-
-        It is replicated on their ranks, whose number divides that of its entries.
+        """Return the mesh axes of the target whose ranks each get a slice of a tensor; none where
+        it goes whole.
 
         Args:
-            spec: of the tensor; what lies behind the axes of ranks are microbatches.
-            parts: the shape of what ranks have of it, of each kind of them (`Mesh.views`).
-            num_bytes: of an entry.
+            spec: of the tensor on the target's mesh; it is replicated along the axes that are
+                returned. What lies behind the axes of ranks are microbatches.
+            part_bytes: of the largest part of it that a rank has.
+            lengths: of what may be cut: the number of slices divides one of them.
             source, target: actors.
         """
         ...
@@ -63,11 +64,14 @@ def scatter_gather_transfers(
             if layout is None or tensor in given or not can_be_sent(tensor):
                 continue
             shape, spec = layout
-            parts = [local_shape(shape or (), spec, view) for view in program.mesh.views]
+            counts = [
+                math.prod(local_shape(shape or (), spec, view)) for view in program.mesh.views
+            ]
+            part_bytes, lengths = itemsize(tensor.dtype) * max(counts), [math.gcd(*counts)]
             source = actors[program.places[op].stage]
             for target, reading in _by_actor(program, readers.get(tensor, ()), actors).items():
                 if target != source:
-                    axes = slicing.axes(spec, parts, itemsize(tensor.dtype), source, target)
+                    axes = slicing.axes(spec, part_bytes, lengths, source, target)
                     if axes:
                         writer.send(tensor, axes, reading)
     program.graph.ops = writer.ops

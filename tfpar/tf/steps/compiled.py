@@ -272,7 +272,9 @@ class CompiledFunction:
             return None
         machines = self._machines(plan)
         slicing = (
-            None if machines is None else ScatterGatherCost(plan.mesh, plan.stages.placed(machines))
+            None
+            if machines is None
+            else ScatterGatherCost(plan.meshes, plan.stages.placed(machines))
         )
         return lower_to_stages(captured, plan.stages, self._part, slicing)
 
@@ -394,8 +396,7 @@ def lower_to_stages(
     roles = Roles.of(step.graph, step.gradient_tensors)
     places = {op: StagePass(stage[op], roles.phase[op] == BACKWARD) for op in step.graph.ops}
     if planned.layouts:
-        of_stages = [planned.layout_of[actor] for actor in planned.schedule.actors]
-        places = mark_arrivals(step.graph, places, of_stages)
+        places = mark_arrivals(step.graph, places, planned.schedule.actors)
     return PipelineLowering(
         places, planned.schedule, planned.recompute, slicing, planned.ranks, planned.layout_of
     )

@@ -111,7 +111,7 @@ class Staged:
     ) -> list[LocalProgram]:
         """The program of each actor."""
         whole, roles = self.step.whole, self.step.roles
-        slicing = ScatterGatherCost(whole.mesh, cluster or machines())
+        slicing = ScatterGatherCost((whole.mesh,) * schedule.num_actors, cluster or machines())
         places = {
             op: StagePass(stage, roles.phase[op] == BACKWARD) for op, stage in self.stage.items()
         }

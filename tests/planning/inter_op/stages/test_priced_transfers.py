@@ -164,7 +164,7 @@ def test_a_stage_waits_for_what_it_gathers():
     seconds = collective_seconds("all_gather", (1,), gathered, staged.plan.mesh, SLOW)
     without = [
         StageTransfers(staged.cut(4), (0, 1), None),
-        StageTransfers(staged.cut(4), (0, 1), ScatterGatherCost(staged.plan.mesh, SLOW)),
+        StageTransfers(staged.cut(4), (0, 1), ScatterGatherCost((staged.plan.mesh,) * 2, SLOW)),
     ]
     parts = [SLOW.part(range(2)), SLOW.part(range(2, 4))]
     (first, second), (_, reading) = (stage_prices(transfers, parts) for transfers in without)

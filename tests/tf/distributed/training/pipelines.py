@@ -146,6 +146,25 @@ def unlike_stages_with_joins(place: Place) -> Results:
     return trained(model, X, Y, batch_size=8, shuffle=False)
 
 
+def unlike_stages_that_send_slices(place: Place) -> Results:
+    """On 1, 2 and 1 ranks, each on a machine of its own: what both of the second read of others,
+    activations and gradients, comes to each in halves, and they gather it."""
+    device = tap.Device({"float32": 1e9}, 1e9, 1e9)
+    nodes = tuple(tap.Node(device, (tap.Level(n, 1e12, 1e-7),)) for n in (1, 2, 1))
+    machines = tap.Cluster("slow", nodes, (tap.Level(3, 1e5, 1e-6),))
+    ranks = [[0], [1, 2], [3]]
+    split = [tap.shard("fc0/kernel", 1, "model"), tap.stage("first", 0), tap.stage("last", 2)]
+    with place.parallel(split, {"model": 4}, cluster=machines, **pipeline(3, 2, ranks=ranks)):
+        model = deep(hidden=2)
+    results = trained(model, X, Y, batch_size=8, shuffle=False)
+    if place.size > 1:
+        programs = parallel_model(model).executables["train"].compiled.programs
+        graphs = [g for program in programs.programs.values() for g in program.graphs()]
+        gathered = [op for graph in graphs for op in graph.ops if op.type == "AllGather"]
+        assert any("arrival" in op.name for op in gathered), gathered
+    return results
+
+
 def virtual_stages(place: Place) -> Results:
     """Each set of ranks has two."""
     with place.parallel(mesh=[4], **pipeline(2, 4, "zb-v")):
@@ -331,6 +350,7 @@ ON_FOUR: list[Case] = [
     *SHAPES,
     unlike_numbers_of_ranks,
     unlike_stages_with_joins,
+    unlike_stages_that_send_slices,
     virtual_stages,
     stages_of_ranks_of_unequal_speed,
     checkpoints_move_between_pipelines,
@@ -340,6 +360,7 @@ WITH_TENSORFLOW: list[Case] = [
     *SHAPES,
     unlike_numbers_of_ranks,
     unlike_stages_with_joins,
+    unlike_stages_that_send_slices,
     batch_statistics_in_stages,
     statistics_of_microbatches,
     models_saved_in_stages,
