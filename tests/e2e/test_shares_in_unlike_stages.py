@@ -6,6 +6,7 @@ Ranks of such stages share each microbatch; the numbers are those of one device.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Mapping, Sequence
 
 import keras
@@ -15,7 +16,7 @@ import pytest
 import tfpar as tap
 from tests.cases import nightly
 from tests.e2e.test_mixed_precision import policy
-from tests.e2e.test_shares_in_pieces import BATCH, DATA_PARALLEL, EQUAL, MODELS, on_one_device
+from tests.e2e.test_shares_in_pieces import BATCH, EQUAL, MODELS, on_one_device
 from tests.equivalence import Trained, assert_same, train, without_graph_optimizers
 from tfpar.plans import StageLayout
 from tfpar.tf.keras import parallel_model
@@ -52,18 +53,24 @@ def check(
     shares: Shares,
     microbatches: int = 2,
     schedule: str = "1f1b",
+    mesh: Mapping[str, int] | None = None,
+    strict: bool = True,
 ) -> Trained:
     """Train one of `MODELS` by a plan that was saved, and on one device; all has to come to the
-    same. Its batches are of 16 samples, and of 6."""
+    same. Its batches are of 16 samples, and of 6.
+
+    Args:
+        mesh: whose axes all split the batch.
+        strict: that shares cannot be had is an error.
+    """
     case, plain = MODELS[name], on_one_device(name)
+    mesh = mesh or {"data": sum(map(len, ranks))}
+    laid = [tap.batch(*mesh), tap.replicate(".*")]
     keras.utils.clear_session(free_memory=False)
     with policy(case.policy), without_graph_optimizers():
         batch = keras.tree.map_structure(lambda a: a[:BATCH], tuple(case.data))
         pipeline = tap.Pipeline(ranks=ranks, microbatches=microbatches, schedule=schedule)
-        size = sum(map(len, ranks))
-        planned = tap.plan(
-            case.build, batch, [size], EQUAL, DATA_PARALLEL, planner="tap", pipeline=pipeline
-        )
+        planned = tap.plan(case.build, batch, mesh, EQUAL, laid, planner="tap", pipeline=pipeline)
         plan = with_shares(planned, shares)
         again = tap.Plan.from_json(plan.to_json())
         assert again == plan
@@ -71,10 +78,10 @@ def check(
         parallel = train(
             case.build,
             case.data,
-            mesh=plan.whole_mesh,
+            mesh=mesh,
             batch_size=BATCH,
             start=plain.start,
-            options={"plan": again, "pipeline": pipeline, "verbose": 0, "strict": True},
+            options={"plan": again, "pipeline": pipeline, "verbose": 0, "strict": strict},
         )
     assert_same(parallel, plain, case.rtol, 1e-4 if case.policy == "float32" else 1e-2)
     return parallel
@@ -121,3 +128,14 @@ FIVE = [[2, 4], [0, 1, 3]]
 )
 def test_models(name, ranks, shares, microbatches, schedule):
     check(name, ranks, shares, microbatches, schedule)
+
+
+@pytest.mark.slow
+def test_shares_whose_strides_would_differ_are_equal(caplog):
+    """Another axis splits the batch behind them: one warning, and the numbers are the same."""
+    mesh = {"data": 3, "model": 2}
+    with caplog.at_level(logging.WARNING, "tfpar"):
+        parallel = check("mlp", [[0, 1], [2, 3, 4, 5]], {4: (12, 4)}, mesh=mesh, strict=False)
+    assert shares_of(parallel) == [WHOLE, WHOLE]
+    said = [r.message for r in caplog.records if "in the unequal shares" in r.message]
+    assert len(said) == 1
