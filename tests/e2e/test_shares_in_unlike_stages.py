@@ -16,7 +16,7 @@ import pytest
 import tfpar as tap
 from tests.cases import nightly
 from tests.e2e.test_mixed_precision import policy
-from tests.e2e.test_shares_in_pieces import BATCH, EQUAL, MODELS, on_one_device
+from tests.e2e.test_shares_in_pieces import BATCH, DATA_PARALLEL, EQUAL, MODELS, on_one_device
 from tests.equivalence import Trained, assert_same, train, without_graph_optimizers
 from tfpar.plans import StageLayout
 from tfpar.tf.keras import parallel_model
@@ -91,7 +91,7 @@ def check(
 def test_ranks_share_each_microbatch_unequally(tmp_path):
     """With dropout, batch statistics for which microbatches join, and sample weights; a batch of 6,
     of which microbatches have three samples each; evaluation and prediction, of a batch that is no
-    multiple of the microbatches, too; and a checkpoint that one device goes on from."""
+    multiple of the microbatches, too; and a checkpoint that goes on without stages."""
     parallel = check("normalized", [[0], [1, 2]], {2: (12, 4)})
     assert shares_of(parallel) == [WHOLE, (2, 1)]
     x, y, weights = MODELS["normalized"].data
@@ -106,6 +106,16 @@ def test_ranks_share_each_microbatch_unequally(tmp_path):
         got, want = (m.predict(x[:samples], samples, verbose=0) for m in (parallel.model, plain))
         np.testing.assert_allclose(got, want, 1e-4, 1e-5)
         assert shares_of(parallel, "predict") == [WHOLE, shares]
+
+    tap.save_checkpoint(parallel.model, tmp_path)
+    keras.utils.clear_session(free_memory=False)
+    with tap.auto_parallel([2], DATA_PARALLEL, verbose=0):
+        other = MODELS["normalized"].build()
+    tap.restore_checkpoint(other, tmp_path)
+    for model in (parallel.model, other):
+        model.fit(x[:8], y[:8], 8, sample_weight=weights[:8], verbose=0)
+    for got, want in zip(other.get_weights(), parallel.model.get_weights(), strict=True):
+        np.testing.assert_allclose(got, want, 1e-4, 1e-5)
 
 
 THREE = [[0], [1, 2]]
