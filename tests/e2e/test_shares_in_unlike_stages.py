@@ -6,6 +6,7 @@ Ranks of such stages share each microbatch; the numbers are those of one device.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Mapping, Sequence
 
@@ -15,9 +16,11 @@ import pytest
 
 import tfpar as tap
 from tests.cases import nightly
+from tests.e2e.ghost import GhostBatchNormalization
+from tests.e2e.test_batch_statistics import dense, samples
 from tests.e2e.test_mixed_precision import policy
 from tests.e2e.test_shares_in_pieces import BATCH, DATA_PARALLEL, EQUAL, MODELS, on_one_device
-from tests.equivalence import Trained, assert_same, train, without_graph_optimizers
+from tests.equivalence import Trained, assert_same, op_by_op, train, without_graph_optimizers
 from tfpar.plans import StageLayout
 from tfpar.tf.keras import parallel_model
 
@@ -102,8 +105,8 @@ def test_ranks_share_each_microbatch_unequally(tmp_path):
     )
     np.testing.assert_allclose(got, want, rtol=1e-4)
     assert shares_of(parallel, "test") == [WHOLE, (3, 1)]
-    for samples, shares in ((8, (3, 1)), (7, WHOLE)):
-        got, want = (m.predict(x[:samples], samples, verbose=0) for m in (parallel.model, plain))
+    for count, shares in ((8, (3, 1)), (7, WHOLE)):
+        got, want = (m.predict(x[:count], count, verbose=0) for m in (parallel.model, plain))
         np.testing.assert_allclose(got, want, 1e-4, 1e-5)
         assert shares_of(parallel, "predict") == [WHOLE, shares]
 
@@ -149,3 +152,28 @@ def test_shares_whose_strides_would_differ_are_equal(caplog):
     assert shares_of(parallel) == [WHOLE, WHOLE]
     said = [r.message for r in caplog.records if "in the unequal shares" in r.message]
     assert len(said) == 1
+
+
+@pytest.mark.nightly
+def test_batch_statistics_of_microbatches_are_those_of_their_samples_whoever_has_them():
+    data = samples(BATCH)
+    ghost = functools.partial(GhostBatchNormalization, 1, 2)
+    plain = train(op_by_op(lambda: dense(ghost)), data, batch_size=BATCH)
+
+    def build() -> keras.Model:
+        return dense(keras.layers.BatchNormalization)
+
+    keras.utils.clear_session(free_memory=False)
+    pipeline = tap.Pipeline(ranks=THREE, microbatches=2, batch_statistics="microbatch")
+    plan = tap.plan(build, data, [3], EQUAL, DATA_PARALLEL, planner="tap", pipeline=pipeline)
+    keras.utils.clear_session(free_memory=False)
+    parallel = train(
+        build,
+        data,
+        mesh=[3],
+        batch_size=BATCH,
+        start=plain.start,
+        options={"plan": with_shares(plan, {2: (10, 6)}), "pipeline": pipeline, "strict": True},
+    )
+    assert_same(parallel, plain)
+    assert shares_of(parallel) == [WHOLE, (5, 3)]
