@@ -155,7 +155,8 @@ def test_shares_whose_strides_would_differ_are_equal(caplog):
 
 
 @pytest.mark.slow
-def test_batch_statistics_of_microbatches_are_those_of_their_samples_whoever_has_them():
+def test_batch_statistics_of_microbatches_are_those_of_their_samples_whoever_has_them(capsys):
+    """The line about the plan says who has how many."""
     size = 48
     data = samples(size)
     ghost = functools.partial(GhostBatchNormalization, 1, 2)
@@ -178,3 +179,5 @@ def test_batch_statistics_of_microbatches_are_those_of_their_samples_whoever_has
     )
     assert_same(parallel, plain)
     assert shares_of(parallel) == [WHOLE, (15, 9)]
+    told = capsys.readouterr().out
+    assert "batch not split on data=1; batch split over data in shares 30:18 on data=2" in told

@@ -279,10 +279,11 @@ class Plan:
             )
 
     def splits_anything(self) -> bool:
-        """Whether the batch or some variable is split over several ranks."""
-        split = {n for n in self.batch_axes if self.mesh.shape[self.mesh.axis(n)] > 1}
-        return bool(split) or any(
-            isinstance(p, Shard) for v in self.variables.values() for p in v.spec or ()
+        """Whether the batch or some variable is split over several ranks, be it in one stage."""
+        return any(
+            any(one.mesh.shape[one.mesh.axis(n)] > 1 for n in one.batch_axes)
+            or any(isinstance(p, Shard) for v in one.variables.values() for p in v.spec or ())
+            for one in self.by_layout
         )
 
     def with_findings(self, **found: Any) -> Plan:
