@@ -23,6 +23,9 @@ NO_STAGES = "no stages"
 Order = tuple[int, ...]
 """Ranks, actor by actor, those of each ascending; none: all as they are."""
 
+Groups = tuple[tuple[int, ...], ...]
+"""The ranks of each actor."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SolvedCandidate(Candidate):
@@ -54,6 +57,12 @@ class SolvedCandidate(Candidate):
     def num_actors(self) -> int:
         """Actors of its pipeline."""
         return 1 if self.plan.stages is None else self.plan.stages.num_actors
+
+    @property
+    def groups(self) -> Groups:
+        """The ranks of each actor."""
+        stages, size = self.plan.stages, self.plan.mesh.size
+        return (tuple(range(size)),) if stages is None else stages.groups(size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +104,14 @@ class OtherStages:
 
     base: SolvedCandidate
     pipeline: Pipeline
+
+
+@dataclasses.dataclass(frozen=True)
+class FewerRecomputed:
+    """A candidate whose stages are recomputed, with those alone that would store too much else:
+    they get less to do than the others."""
+
+    base: SolvedCandidate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,5 +163,7 @@ def microbatches_text(number: int) -> str:
     return "1 microbatch" if number == 1 else f"{number} microbatches"
 
 
-Proposal = NewLayout | OtherMicrobatches | BestSchedule | OtherStages | BalancedShares
+Proposal = (
+    NewLayout | OtherMicrobatches | BestSchedule | OtherStages | FewerRecomputed | BalancedShares
+)
 """Candidate that an outer search proposes, before it is evaluated."""

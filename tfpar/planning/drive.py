@@ -18,9 +18,8 @@ from typing import Protocol
 from tfpar.cluster.description import Cluster
 from tfpar.cost.cost import Cost
 from tfpar.pipeline import Pipeline
-from tfpar.planning.candidates import Order, Proposal, SolvedCandidate
+from tfpar.planning.candidates import Groups, Order, Proposal, SolvedCandidate
 from tfpar.planning.incumbent import SearchInterrupted
-from tfpar.planning.inter_op.machine_order import Groups
 from tfpar.planning.inter_op.relaxed_estimate import RelaxedEstimate
 from tfpar.spec import PlanError, ScheduleError, SpecError, TfparError
 

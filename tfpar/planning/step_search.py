@@ -17,6 +17,8 @@ from tfpar.planning.cache import PlanCache
 from tfpar.planning.candidates import (
     BalancedShares,
     BestSchedule,
+    FewerRecomputed,
+    Groups,
     NewLayout,
     Order,
     OtherMicrobatches,
@@ -29,9 +31,9 @@ from tfpar.planning.completion import balance_shares, cost_on_one_device
 from tfpar.planning.deadline import Deadline
 from tfpar.planning.drive import search_plan
 from tfpar.planning.incumbent import IncumbentCallback, MakePlan, SearchInterrupted
+from tfpar.planning.inter_op.fewer_recomputed import recompute_fewer
 from tfpar.planning.inter_op.machine_order import (
     ActorSlots,
-    Groups,
     PlacementWorkload,
     fastest_groups,
     fastest_orders,
@@ -44,7 +46,7 @@ from tfpar.planning.inter_op.stage_planner import assign_stages
 from tfpar.planning.inter_op.stages.pipeline_pricing import price_best_schedule
 from tfpar.planning.inter_op.stopping import Enough, compute_bound
 from tfpar.planning.memory.memory_errors import check_room
-from tfpar.planning.memory.stages import StagedFit
+from tfpar.planning.memory.stages import StagedFit, StageStep
 from tfpar.planning.meshes import LogicalMesh
 from tfpar.planning.objective import UNCERTAINTY
 from tfpar.planning.pricing.price import make_step_pricer, price_on, price_plan
@@ -277,6 +279,8 @@ class StepEvaluator:
                     candidate = self._in_shares_of(base, plan)
                 case OtherStages(base, pipeline):
                     candidate = self._in_shares_of(base, self._cut_again(base, pipeline))
+                case FewerRecomputed(base):
+                    candidate = self._in_shares_of(base, self._recompute_fewer(base))
                 case BalancedShares(base):
                     candidate = self._balance(base)
         self._tell(candidate)
@@ -322,7 +326,7 @@ class StepEvaluator:
         pipeline = Pipeline(actors, max(FILLED * actors, given.plan.microbatches))
         workload, size = self._workload(pipeline, given), request.mesh.size / given.num_actors
         limit = given.seconds / (1 + UNCERTAINTY)
-        found = fastest_groups(machines, size, workload)
+        found = fastest_groups(machines, size, workload, given.groups)
         return [g for g in found if workload.estimate_groups(machines, g, size) < limit]
 
     def _lay_out(self, proposal: NewLayout) -> SolvedCandidate | None:
@@ -339,10 +343,7 @@ class StepEvaluator:
                 return SolvedCandidate.of(layout, problem)
             problem = problem if machines is None else problem.on(machines)
             ranks = self._ranks(proposal.ranks)
-            may_recompute = self._request.pipeline is None and request.recompute is not False
-            fit = StagedFit(
-                _StagedStep(self._search, request, problem, ranks, self._layouts, may_recompute)
-            )
+            fit = StagedFit(self._staged(request, problem, ranks))
             with fit.interruptible():
                 layout = self._search.find_layout(problem, request, self._layouts)
                 where = pipeline, proposal.ranks, proposal.meshes
@@ -352,6 +353,25 @@ class StepEvaluator:
                 plan = fit.run(layout)
                 there.add(execution_key(layout))
             return SolvedCandidate.of(plan, problem)
+
+    def _staged(self, request: PlanRequest, problem: Problem, ranks: Order) -> StageStep:
+        """The step in the stages of a request."""
+        may_recompute = self._request.pipeline is None and request.recompute is not False
+        return _StagedStep(self._search, request, problem, ranks, self._layouts, may_recompute)
+
+    def _recompute_fewer(self, base: SolvedCandidate) -> Plan | None:
+        """The candidate's layout with no stages recomputed but those that have to be."""
+        assert base.plan.stages is not None, "a plan with stages"
+        ranks = base.plan.stages.ranks
+
+        def step_of(pipeline: Pipeline) -> StageStep:
+            return self._staged(self._asked(pipeline), base.problem, ranks)
+
+        try:
+            plan = recompute_fewer(base.plan, step_of)
+        except (PlanError, ScheduleError):
+            return None
+        return plan and price_best_schedule(plan, base.problem, self._request.cluster)
 
     def _cut_again(self, base: SolvedCandidate, pipeline: Pipeline) -> Plan | None:
         """The candidate's layout in other stages on the same actors, in their best schedule."""
@@ -443,8 +463,8 @@ class StepEvaluator:
                 return describe_pipeline(pipeline)
             case BestSchedule(base):
                 return f"schedules of {describe_pipeline(base.plan.pipeline)}"
-            case BalancedShares(base):
-                return describe_pipeline(base.plan.pipeline)
+            case BalancedShares() | FewerRecomputed():
+                return describe_pipeline(proposal.base.plan.pipeline)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -138,7 +138,7 @@ class Plan:
 
     @property
     def num_ranks(self) -> int:
-        """Number of ranks: of the mesh, or of all actors of a pipeline."""
+        """Number of ranks in the mesh, or in all actors of a pipeline together."""
         return self.mesh.size if self.stages is None else sum(self.stages.sizes(self.mesh.size))
 
     @property

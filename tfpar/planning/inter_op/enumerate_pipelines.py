@@ -19,6 +19,7 @@ from tfpar.cost.cost import Cost
 from tfpar.pipeline import Pipeline
 from tfpar.planning.candidates import (
     BestSchedule,
+    FewerRecomputed,
     OtherMicrobatches,
     OtherStages,
     Proposal,
@@ -296,10 +297,11 @@ class EnumeratePipelines(Placing):
             return
         self._found.append(first)  # whatever may interrupt what follows
         yield from self._other_microbatches(first, number)
-        best = self._found[-1]
-        if best.plan.stages is not None:
-            if best is not first or not has_picked_schedule(best.plan):
-                yield from self._improve(BestSchedule(best))
+        if self._found[-1].plan.stages is not None:
+            if self._found[-1].plan.stages.recompute:
+                yield from self._improve(FewerRecomputed(self._found[-1]))
+            if not has_picked_schedule(self._found[-1].plan):
+                yield from self._improve(BestSchedule(self._found[-1]))
             yield from self._even_out()
             yield from self._interleave()
 

@@ -20,7 +20,7 @@ from tfpar.cost.closed_form import pipeline_seconds
 from tfpar.cost.collectives import collective_seconds, transfer_seconds
 from tfpar.cost.stage_transfers import pair_ranks
 from tfpar.pipeline.pipeline import groups_of
-from tfpar.planning.candidates import Order
+from tfpar.planning.candidates import Groups, Order
 from tfpar.planning.inter_op.stages.slowdowns import balanced_seconds
 from tfpar.spec import Mesh
 
@@ -127,15 +127,14 @@ def fastest_orders(
     return [order for seconds, order in estimates[:PLANNED] if seconds < limit]
 
 
-Groups = tuple[tuple[int, ...], ...]
-"""The ranks of each actor."""
-
 MOST_MACHINES = 10
 """Largest number of machines that are shared out among actors in every way; where there are more,
 machines of a type stay together."""
 
 
-def fastest_groups(cluster: Cluster, size: float, workload: PlacementWorkload) -> list[Groups]:
+def fastest_groups(
+    cluster: Cluster, size: float, workload: PlacementWorkload, given: Groups
+) -> list[Groups]:
     """Return the few ways, fastest first, that are estimated to be the best of those in which
     actors have unlike numbers of ranks: all of some machines each.
 
@@ -143,6 +142,8 @@ def fastest_groups(cluster: Cluster, size: float, workload: PlacementWorkload) -
 
     Args:
         size: ranks of an actor in the plan that the workload's `sent_bytes` is of.
+        given: the ranks of its actors. Other ways have to be estimated to be faster: what the
+            estimate leaves out, such as collectives within stages, it leaves out of both.
     """
     rows: dict[int, list[int]] = {}
     for rank, machine in enumerate(cluster.machines):
@@ -154,14 +155,15 @@ def fastest_groups(cluster: Cluster, size: float, workload: PlacementWorkload) -
         return []
     apart = len(rows) <= MOST_MACHINES
     counts = [len(own) if apart else 1 for own in kinds.values()]
-    found: dict[Groups, float] = {}
+    found = {given: workload.estimate_groups(cluster, given, size)}
     for order in _kind_orders(counts):
         left = [iter(own if apart else [sum(own, [])]) for own in kinds.values()]
         runs = [next(left[kind]) for kind in order]
         for groups in _shared_out(runs):
             if len({*map(len, groups)}) > 1 and groups not in found:
                 found[groups] = workload.estimate_groups(cluster, groups, size)
-    return sorted(found, key=found.__getitem__)[:PLANNED]
+    ranked = sorted(found, key=found.__getitem__)
+    return ranked[: min(PLANNED, ranked.index(given))]
 
 
 def _shared_out(runs: Sequence[Sequence[int]]) -> Iterator[Groups]:

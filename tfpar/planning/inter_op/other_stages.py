@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from tfpar.pipeline import AUTO, Pipeline
-from tfpar.pipeline.recompute import dealt_recompute
+from tfpar.pipeline.recompute import RecomputeOf, dealt_recompute
 from tfpar.plans import Plan
 from tfpar.spec import ArgumentError
 
@@ -60,6 +60,11 @@ def interleaved(plan: Plan) -> Iterator[Pipeline]:
 def evened(plan: Plan) -> Pipeline:
     """Return the pipeline whose stages, one on each actor of `plan`, are as even as they can be."""
     return dataclasses.replace(_of_same_actors(plan), tolerance=0.0)
+
+
+def with_recompute(plan: Plan, recompute: RecomputeOf) -> Pipeline:
+    """Return the pipeline with a stage on each actor of `plan`, of which these are recomputed."""
+    return dataclasses.replace(_of_same_actors(plan), recompute=recompute)
 
 
 def _of_same_actors(plan: Plan) -> Pipeline:

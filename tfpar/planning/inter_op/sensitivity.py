@@ -15,6 +15,8 @@ from tfpar.ir.collection import collection_paused
 from tfpar.pipeline import Pipeline
 from tfpar.planning.candidates import (
     BestSchedule,
+    FewerRecomputed,
+    Groups,
     NewLayout,
     Order,
     OtherMicrobatches,
@@ -24,7 +26,6 @@ from tfpar.planning.candidates import (
 )
 from tfpar.planning.drive import SearchResult, search_plan
 from tfpar.planning.inter_op.enumerate_pipelines import EnumeratePipelines
-from tfpar.planning.inter_op.machine_order import Groups
 from tfpar.planning.inter_op.relaxed_estimate import RelaxedEstimate
 from tfpar.planning.inter_op.stages.break_even import find_break_even_factor
 from tfpar.planning.inter_op.stages.pipeline_pricing import PipelinePricer
@@ -144,7 +145,7 @@ class LinkFactorEvaluator:
             case BestSchedule(base):
                 plan = self._steps[base.num_actors].schedule(base.plan, self.cluster)
                 return SolvedCandidate.of(plan, base.problem)
-            case OtherStages():
+            case OtherStages() | FewerRecomputed():
                 return None
         return proposal.base
 

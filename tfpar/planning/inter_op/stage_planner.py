@@ -257,7 +257,7 @@ def _assigned(
         tolerance: as of `StageLimits`.
     """
     order = pipeline.order
-    paces = step.alone.paces(cluster, order.actors, sizes)
+    paces = step.alone.paces(cluster, order.actors, sizes, pipeline.recompute)
     links = StageLinks(cluster, tuple(order.actors), sizes, order.num_microbatches)
 
     def found(between: StageLinks | None) -> _Assigned:

@@ -179,6 +179,16 @@ class StagedFit:
         reassign = Reassign(self._step, layout, self.slot_moves, again)
         return [*self.slot_moves, *again, reassign]
 
+    def settle(self, layout: Plan) -> Plan | None:
+        """Return a layout in stages that fit without another layout, priced; None if none do.
+
+        Raises:
+            PlanError, ScheduleError: as of the step.
+        """
+        first = self._in_stages(layout)
+        plan = first.plan if first.plan.cost is None else self.lighter(first.plan, self._fit)
+        return plan if plan.cost is not None and self._fit.fits(plan) else None
+
     def lighter(self, plan: Plan, fit: MemoryFit) -> Plan:
         return fit.refine(plan, self.moves())
 

@@ -7,7 +7,7 @@ import pytest
 from tests.graphs import saved
 from tfpar.cluster import read_preset
 from tfpar.cost import evaluate
-from tfpar.ir import BACKWARD, FORWARD, UPDATE, Roles, planning_graph
+from tfpar.ir import BACKWARD, FORWARD, Roles, planning_graph
 from tfpar.planning.inter_op.stages.op_times import SingleDeviceProfile
 from tfpar.planning.inter_op.stages.unit_builder import assign_step
 from tfpar.propagation import Anchors, prepare, propagate
@@ -42,14 +42,14 @@ def test_stages_have_the_pace_of_their_devices():
     graph = planning_graph(step.graph, step.gradients).graph
     roles, prepared = Roles.of(graph, step.gradient_tensors), prepare(graph)
 
-    def paces(actors, size, machines=cluster):
+    def paces(actors, size, machines=cluster, recompute=False):
         return SingleDeviceProfile(prepared, roles).paces(
-            machines, actors, [size] * (max(actors) + 1)
+            machines, actors, [size] * (max(actors) + 1), recompute
         )
 
-    def seconds(machines):
+    def seconds(machines, phases=(FORWARD, BACKWARD)):
         own = SingleDeviceProfile(prepared, roles).seconds(machines)
-        return sum(s for op, s in own.items() if roles.phase[op] != UPDATE)
+        return sum(s for op, s in own.items() if roles.phase[op] in phases)
 
     v100 = seconds(cluster.part(range(4))) / seconds(cluster)
     assert v100 < 0.6 and seconds(cluster.part(range(12, 16))) == seconds(cluster)
@@ -61,3 +61,6 @@ def test_stages_have_the_pace_of_their_devices():
         paces((0, 1), 16)
     alike = dataclasses.replace(cluster, nodes=(dataclasses.replace(cluster.nodes[0], count=4),))
     assert paces((0, 1), 16, alike) == (1.0, 1.0)
+    twice = pytest.approx(1 + seconds(alike, [FORWARD]) / seconds(alike))
+    assert paces((0, 1), 8, alike, (1,)) == (1.0, twice)
+    assert paces((0, 1), 8, alike, True) == (1.0, 1.0)

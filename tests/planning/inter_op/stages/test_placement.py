@@ -20,6 +20,7 @@ from tfpar.planning.inter_op.machine_order import (
     PLANNED,
     ActorSlots,
     PlacementWorkload,
+    fastest_groups,
     fastest_orders,
 )
 from tfpar.planning.inter_op.placing import GivenPipeline
@@ -100,6 +101,15 @@ def test_a_stage_is_as_slow_as_its_slowest_machine():
     mixed, sorted_out = work.estimate(places, ()), work.estimate(places, (0, 2, 1, 3))
     assert mixed == pytest.approx(5 * (4 / 2) / 2 / 4)
     assert sorted_out == pytest.approx(5 * (1 / (1 + 1 / 4)) / 2 / 4)
+
+
+def test_unlike_groups_have_to_be_estimated_faster_than_what_is_there():
+    cluster = machines(Node(FAST, PAIR), Node(SLOW, PAIR), Node(SLOW, PAIR))
+    work = PlacementWorkload(seconds, 0.0, 0.0, 4)
+    machine_each, slow_ones_together = ((0, 1), (2, 3), (4, 5)), ((0, 1), (2, 3, 4, 5))
+    found = fastest_groups(cluster, 2, work, machine_each)  # fewer stages fill sooner
+    assert slow_ones_together in found and machine_each not in found
+    assert fastest_groups(cluster, 3, work, slow_ones_together) == []
 
 
 class Estimated(PlacementWorkload):
