@@ -94,6 +94,27 @@ def test_stages_that_are_alike_within_have_equal_shares():
 
 
 @pytest.mark.slow
+def test_stages_of_unlike_ranks_have_shares_of_their_own():
+    """Two stages are as slow as their slow rank, until that one has fewer samples: both have to
+    change for the step to be faster. A third has one rank."""
+    pipeline = tap.Pipeline(ranks=[[0], [1, 2, 3, 4], [5, 6]], microbatches=4)
+    stages = (tap.stage(f"dense_{n}", s) for s, n in enumerate(("[01]", "[2-4]", "[56]")))
+    laid = (*DATA_PARALLEL, *stages)
+    plan = planned((FAST, FAST, FAST, SLOW, FAST, SLOW, FAST), pipeline, laid)
+    equal = planned((FAST, FAST, FAST, SLOW, SLOW, SLOW, SLOW), pipeline, laid)
+    alone, four, two = (one.shares.get("data") for one in plan.by_layout)
+    assert alone is None and sum(four) == sum(two) == BATCH
+    assert four[2] < min(four[0], four[1], four[3]) and two[0] < two[1]
+    assert plan.cost.seconds < 0.98 * equal.cost.seconds
+    text = plan.summary(full=True)
+    for shares, mesh in ((four, "data=4"), (two, "data=2")):
+        said = f"batch split over data in shares {':'.join(map(str, shares))} on {mesh}"
+        assert said in text
+    assert tap.Plan.from_json(plan.to_json()) == plan
+    assert not any(one.shares for one in planned((SLOW,) * 7, pipeline, laid).by_layout)
+
+
+@pytest.mark.slow
 def test_each_rank_has_to_have_room_for_its_share():
     """A fast rank that could not hold more samples than the slow one keeps shares equal."""
     pipeline = tap.Pipeline(2, 4)

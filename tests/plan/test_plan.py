@@ -11,7 +11,7 @@ import pytest
 from tests.plan.graphs import mlp
 from tfpar.constraints import batch, shard, shard_output
 from tfpar.ir import fingerprint
-from tfpar.plans import Plan, plan_from_constraints
+from tfpar.plans import Plan, plan_from_constraints, uneven_meshes
 from tfpar.spec import Mesh, PlanError, Replicate, Shard, SpecError, format_spec
 
 MESH = Mesh.of([2, 4])
@@ -314,7 +314,7 @@ def test_batches_of_other_sizes_are_shared_out_in_proportion():
     made = dataclasses.replace(plan(), shares={"data": (24, 8)})
 
     def shared(found: Plan, batch_size: int | None) -> list[tuple[int, ...]]:
-        return [mesh.shares for mesh in found.uneven_meshes(batch_size)]
+        return [mesh.shares for mesh in uneven_meshes(found, batch_size)]
 
     # By single samples; or by as many as ranks along the other axis, if the step splits these too.
     assert shared(made, 32) == [(24, 8), (6, 2)]

@@ -20,7 +20,13 @@ from tfpar.planning.pricing.batch_shares import (
     optimize_shares,
     uneven_axes,
 )
-from tfpar.planning.pricing.price import SingleStagePricer, combine_slowest, price_along
+from tfpar.planning.pricing.price import (
+    ShareAxis,
+    SingleStagePricer,
+    ViewedPlan,
+    combine_slowest,
+    price_along,
+)
 from tfpar.plans import Plan, plan_from_constraints
 from tfpar.propagation import UnevenSplitError, check_shares, prepare, propagate
 from tfpar.spec import Mesh, Replicate, Shard, UnevenMesh
@@ -46,7 +52,10 @@ class Planned(NamedTuple):
     def costs(self, shares: tuple[int, ...] = ()) -> list[Cost]:
         """At each coordinate of the first axis."""
         mesh = UnevenMesh.over(self.plan.mesh, 0, shares) if shares else None
-        return [p.cost for p in price_along(self.step, self.plan, self.cluster, 0, mesh)]
+        return [one.plan.cost for one in self.along(mesh)]
+
+    def along(self, mesh: UnevenMesh | None = None) -> list[ViewedPlan]:
+        return price_along(self.step, self.plan, self.cluster, ShareAxis(0, 0, mesh))
 
 
 def planned_on(*devices, mesh=None, constraints=(), **changes) -> Planned:
@@ -89,8 +98,8 @@ def test_no_rank_is_as_slow_in_everything_as_the_slowest_is_in_something():
     multiplies = dataclasses.replace(FAST, memory_bandwidth=1e7)
     reads = dataclasses.replace(FAST, flops={"float32": 1e7})
     planned = planned_on(reads, multiplies)
-    along = price_along(planned.step, planned.plan, planned.cluster, 0)
-    assert combine_slowest(along).cost.seconds < planned.plan.cost.seconds
+    along = planned.along()
+    assert combine_slowest([one.plan for one in along]).cost.seconds < planned.plan.cost.seconds
 
 
 def test_ranks_that_are_alike_get_the_same():

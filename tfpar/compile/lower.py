@@ -45,10 +45,13 @@ class ActorLayout:
     Attributes:
         mesh: of its ranks.
         anchors: the specs that are fixed.
+        shares: `mesh` with those that ranks have of the batch, where they are unequal: the first
+            is taken in which the step splits.
     """
 
     mesh: Mesh
     anchors: Anchors
+    shares: Sequence[UnevenMesh] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,14 +70,13 @@ class CompileOptions:
         statistics: where normalisations take those of a batch in microbatches; see
             `pipeline.Pipeline`.
         stages: how the step runs in stages, if there are several.
-        others: the layouts of actors beside `mesh` and `anchors`, which are the first; `stages`
-            says which each actor has.
+        others: the layouts of actors beside `mesh`, `anchors` and `shares`, which are the first;
+            `stages` says which each actor has.
         compression: the dtype in which gradients travel; None: their own.
         early_collectives: what could run before a collective that is waited for runs behind it
             (ATP §4.2).
         bucket_bytes: upper bound on packed collectives, in bytes.
-        shares: `mesh` with those that ranks have of the batch, where they are unequal: the first
-            is taken in which the step splits.
+        shares: as of an `ActorLayout`.
         xla: which ops XLA compiles, if it is to compile the ops between collectives.
         one_memory: all ranks compute in one memory, on one device.
     """
@@ -131,7 +133,8 @@ def compile_step(
         CompilerError: the order of two effects was lost.
     """
     prepared = prepared if prepared is not None else prepare_step(step)
-    layouts = [ActorLayout(options.mesh, options.anchors), *options.others]
+    first_layout = ActorLayout(options.mesh, options.anchors, options.shares)
+    layouts = [first_layout, *options.others]
     first, *others = _written_in_layouts(step, options, layouts, prepared, observe)
     partitioned, local = first.partitioned, first.step.program
     allowed = races(partitioned.graph)
@@ -179,9 +182,10 @@ def _written_in_layouts(
         for number, layout in enumerate(layouts):
             whole = replicated_spec(layout.mesh.num_axes)
             fixed = {name: OpPlan((whole,), (whole,), (whole,)) for name in pinned}
-            own = _with_ops(
-                dataclasses.replace(options, mesh=layout.mesh, anchors=layout.anchors), fixed
+            laid_out = dataclasses.replace(
+                options, mesh=layout.mesh, anchors=layout.anchors, shares=layout.shares
             )
+            own = _with_ops(laid_out, fixed)
             written.append(_written_in_layout(step, own, number, prepared, observe))
         torn = find_torn_arrivals([each.step for each in written], options.stages)
         if torn <= pinned:

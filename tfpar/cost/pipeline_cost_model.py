@@ -71,7 +71,7 @@ class PipelineCostModel:
         cluster: Cluster,
         recompute: RecomputeOf = False,
         order: Sequence[int] = (),
-        among: Sequence[int] = (),
+        among: Sequence[Sequence[int]] = (),
         others: Sequence[TaskPartition] = (),
         layout_of: Sequence[int] = (),
     ) -> PipelineCostModel:
@@ -81,8 +81,8 @@ class PipelineCostModel:
             actors: that run each stage.
             recompute: the stages whose backward pass runs their forward pass again.
             order: the ranks, actor by actor; by default in their order.
-            among: ranks of the mesh: of each actor it is these whose pace and memory count, and
-                all of them are taken to send as much; by default all.
+            among: ranks of the mesh of each actor whose pace and memory count, and all of them are
+                taken to send as much; where there are none, all.
             others: the step in other layouts.
             layout_of: the number of the layout of each actor: 0 is `step`, `others` follow; by
                 default all have the first.
@@ -97,7 +97,10 @@ class PipelineCostModel:
         own = groups_of(sizes)  # as numbered in `cluster`
         parts = [cluster.part(group) for group in own]
         if among:
-            parts = [part.at_pace_of(among) for part in parts]
+            parts = [
+                part.at_pace_of(ranks) if ranks else part
+                for part, ranks in zip(parts, among, strict=True)
+            ]
         meshes = tuple(steps[n].laid.mesh.without_last_axis() for n in layout_of)
         slices = ScatterGatherCost(meshes, cluster)
         transfers = [

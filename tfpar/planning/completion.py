@@ -40,11 +40,8 @@ def attach_partitioned(plan: Plan, problem: Problem, cluster: Cluster) -> Plan:
         cluster: of all ranks.
     """
     compared = _with_baselines(plan, problem, cluster)
-    layouts = () if plan.stages is None else plan.stages.layouts
     problem = apply_plan_transforms(problem, plan)
-    whole, *others = (
-        propagate_transformed(each, problem) for each in (plan, *map(plan.in_layout, layouts))
-    )
+    whole, *others = (propagate_transformed(each, problem) for each in plan.by_layout)
     return compared.with_partitioned(whole, *others)
 
 

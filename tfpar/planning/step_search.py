@@ -57,6 +57,7 @@ from tfpar.planning.request import PlanRequest
 from tfpar.planning.solve import Interrupted, find_plan, interruptible
 from tfpar.plans import Plan
 from tfpar.plans.equivalence import execution_key
+from tfpar.plans.shares import has_unequal_shares, with_equal_shares
 from tfpar.spec import Mesh, PlanError, ScheduleError, Spec, TfparError
 
 Layouts = dict[Hashable, Plan]
@@ -269,11 +270,11 @@ class StepEvaluator:
                 case NewLayout():
                     candidate = self._lay_out(proposal)
                 case OtherMicrobatches(base, pipeline):
-                    equal = dataclasses.replace(base.plan, shares={})
+                    equal = with_equal_shares(base.plan)
                     plan = reprice_plan(equal, pipeline, base.problem, self._request.cluster)
                     candidate = self._in_shares_of(base, plan)
                 case BestSchedule(base):
-                    equal = dataclasses.replace(base.plan, shares={})
+                    equal = with_equal_shares(base.plan)
                     plan = price_best_schedule(equal, base.problem, self._request.cluster)
                     candidate = self._in_shares_of(base, plan)
                 case OtherStages(base, pipeline):
@@ -396,11 +397,10 @@ class StepEvaluator:
         if plan is None:
             return None
         candidate = SolvedCandidate.of(plan, base.problem)
-        return self._balance(candidate) if base.plan.shares else candidate
+        return self._balance(candidate) if has_unequal_shares(base.plan) else candidate
 
     def _balance(self, base: SolvedCandidate) -> SolvedCandidate:
-        stages = base.plan.stages
-        if self._search.part or (stages is not None and stages.layouts):
+        if self._search.part:
             return base
         plan = balance_shares(
             base.plan, base.problem, self._request.cluster, self._search.batch_size

@@ -6,6 +6,12 @@ from tfpar.plans.from_constraints import plan_from_constraints
 from tfpar.plans.keeping import keep
 from tfpar.plans.offload import Offload, OffloadPlan
 from tfpar.plans.plan import Plan
+from tfpar.plans.shares import (
+    has_unequal_shares,
+    shared_units,
+    uneven_meshes,
+    with_equal_shares,
+)
 from tfpar.plans.stages import PipelinePlan, StageLayout
 from tfpar.plans.variables import PlannedVariable, SpecOption
 
@@ -21,6 +27,10 @@ __all__ = [
     "SpecOption",
     "StageLayout",
     "execution_key",
+    "has_unequal_shares",
     "keep",
     "plan_from_constraints",
+    "shared_units",
+    "uneven_meshes",
+    "with_equal_shares",
 ]

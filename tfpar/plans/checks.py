@@ -140,8 +140,6 @@ def _check_stages(plan: Plan, stages: PipelinePlan) -> None:
             f"The plan has {plan.microbatches} microbatches, but its schedule {scheduled}."
         )
     stages.check_ranks(plan.mesh.size)
-    if stages.layouts and plan.shares:
-        raise PlanError("A plan has stages of unlike layouts or shares of the batch, not both.")
     for layout in stages.layouts:
         check_plan(plan.in_layout(layout))
     if plan.chunks > 1:

@@ -36,8 +36,6 @@ from tfpar.spec import (
     Shard,
     Spec,
     TfparError,
-    UnevenMesh,
-    apportion,
     arguments,
 )
 from tfpar.writable import write_whole
@@ -75,8 +73,8 @@ class Plan:
             `planning.memory.recompute`.
         offloaded: slots and activations in the memory of hosts between their uses.
         shares: of a mesh axis whose ranks have unequal shares of the batch: how many samples each
-            coordinate gets of those that were planned for, in all stages; batches of other sizes
-            are shared out in proportion (`uneven_meshes`).
+            coordinate gets of those that were planned for, in all stages that have the plan's
+            layout; batches of other sizes are shared out in proportion (`plans.shares`).
         chunks: how many pieces a rank computes its part of a training batch in.
         microbatches: in how many pieces it computes that part whose activations are not stored at
             the same time; their gradients are added up.
@@ -179,8 +177,15 @@ class Plan:
     @property
     def layout(self) -> StageLayout:
         """The layout of the plan, which all stages have where `stages` says of no other."""
-        laid = self.variables, self.tensors, self.ops, self.partitioned
+        laid = self.variables, self.tensors, self.ops, self.shares, self.partitioned
         return StageLayout(self.mesh, self.batch_axes, *laid)
+
+    @property
+    def by_layout(self) -> tuple[Plan, ...]:
+        """The plan in each layout of its actors, numbered as `stages.layout_of` says: itself first;
+        see `in_layout`."""
+        others = () if self.stages is None else self.stages.layouts
+        return self, *map(self.in_layout, others)
 
     def layout_of(self, actor: int) -> StageLayout:
         """Return the layout of the ranks of an actor of its pipeline."""
@@ -208,37 +213,6 @@ class Plan:
         if self.microbatches == 1:
             return None
         return Pipeline(microbatches=self.microbatches, batch_statistics=self.batch_statistics)
-
-    def uneven_meshes(self, batch_size: int | None) -> list[UnevenMesh]:
-        """Return the mesh with the shares that ranks have of a batch, as near to those of the plan
-        as whole `shared_units` allow: the first is taken in which the step splits.
-
-        There is none, and shares are equal, where the batch has no such units: it is padded as it
-        is without shares.
-        """
-        found = []
-        for name, weights in self.shares.items():
-            axis = self.mesh.axis(name)
-            for units in self.shared_units(batch_size, axis):
-                shares = apportion(units, weights)
-                if len(set(shares)) > 1:
-                    found.append(UnevenMesh.over(self.mesh, axis, shares))
-        return found
-
-    def shared_units(self, batch_size: int | None, axis: int) -> list[int]:
-        """Return in how many equal parts a batch can be shared out along an axis, most first.
-
-        Each part has a sample for each chunk or microbatch and for each coordinate of the other
-        axes that split the batch; or, as some ops may split it further, of all other axes.
-        """
-        others = [a for a in range(self.mesh.num_axes) if a != axis]
-        given = [a for a in others if self.mesh.axis_names[a] in self.batch_axes]
-        found = []
-        for axes in (given, others):
-            each = self.mesh.group_size(tuple(axes)) * self.chunks * self.microbatches
-            if batch_size and batch_size % each == 0:
-                found.append(batch_size // each)
-        return [n for n in dict.fromkeys(found) if n >= self.mesh.shape[axis]]
 
     @property
     def in_microbatches(self) -> bool:
@@ -305,10 +279,11 @@ class Plan:
             )
 
     def splits_anything(self) -> bool:
-        """Whether the batch or some variable is split over several ranks."""
-        split = {n for n in self.batch_axes if self.mesh.shape[self.mesh.axis(n)] > 1}
-        return bool(split) or any(
-            isinstance(p, Shard) for v in self.variables.values() for p in v.spec or ()
+        """Whether the batch or some variable is split over several ranks, be it in one stage."""
+        return any(
+            any(one.mesh.shape[one.mesh.axis(n)] > 1 for n in one.batch_axes)
+            or any(isinstance(p, Shard) for v in one.variables.values() for p in v.spec or ())
+            for one in self.by_layout
         )
 
     def with_findings(self, **found: Any) -> Plan:

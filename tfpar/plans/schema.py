@@ -154,6 +154,7 @@ class StageLayoutEntry(_Part, frozen=True):
     variables: dict[str, VariableEntry]
     tensors: dict[str, SpecText]
     ops: dict[str, OpEntry] = {}
+    shares: dict[str, tuple[Count, ...]] = {}
 
     @classmethod
     def of(cls, layout: StageLayout) -> StageLayoutEntry:
@@ -163,6 +164,7 @@ class StageLayoutEntry(_Part, frozen=True):
             {name: VariableEntry.of(v) for name, v in sorted(layout.variables.items())},
             {name: _write_spec(spec) for name, spec in sorted(layout.tensors.items())},
             {name: OpEntry.of(op) for name, op in sorted(layout.ops.items())},
+            dict(layout.shares),
         )
 
     def read(self) -> StageLayout:
@@ -172,6 +174,7 @@ class StageLayoutEntry(_Part, frozen=True):
             {name: entry.read() for name, entry in self.variables.items()},
             {name: text.spec for name, text in self.tensors.items()},
             {name: entry.read() for name, entry in self.ops.items()},
+            self.shares,
         )
 
 

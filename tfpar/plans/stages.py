@@ -35,8 +35,8 @@ class StageLayout:
     """Layout of the step on the ranks of some actors.
 
     Attributes:
-        mesh, batch_axes, variables, tensors, ops: as of a `Plan`; variables of other stages have
-            specs that nothing uses.
+        mesh, batch_axes, variables, tensors, ops, shares: as of a `Plan`; variables of other stages
+            have specs that nothing uses.
         partitioned: what propagation made of it, once known; not saved.
     """
 
@@ -45,6 +45,7 @@ class StageLayout:
     variables: Mapping[str, PlannedVariable]
     tensors: Mapping[str, Spec]
     ops: Mapping[str, OpPlan] = dataclasses.field(default_factory=dict)
+    shares: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     partitioned: PartitionedGraph | None = dataclasses.field(default=None, compare=False)
 
 

@@ -78,15 +78,18 @@ def _note(end: End, tensor: Tensor, sizes: Sequence[Sequence[int]]) -> None:
 
 def _take(end: End, tensor: Tensor, taken: Sequence[Positions | None]) -> Tensor:
     """The entries of `tensor` at positions that differ by rank; any where they are None."""
-    given = [positions for positions in taken if positions is not None]
+    shapes = _shapes(end, tensor)
+    given = next(positions for positions in taken if positions is not None)
     filled = [
-        tuple(np.arange(len(p)) for p in given[0]) if positions is None else positions
-        for positions in taken
+        [np.arange(min(len(p), n)) for p, n in zip(given, shape, strict=True)]
+        if each is None
+        else each
+        for each, shape in zip(taken, shapes, strict=True)
     ]
-    for dim in range(len(tensor.shape or ())):
+    for dim in range(len(given)):
         positions = [each[dim] for each in filled]
-        whole = np.arange(tensor.shape[dim])
-        if not all(np.array_equal(p, whole) for p in positions):
+        lengths = [shape[dim] for shape in shapes]
+        if not _is_whole(positions, lengths):
             tensor = _gather(end, tensor, dim, positions)
     return tensor
 
@@ -100,10 +103,14 @@ def _joined(end: End, received: Sequence[Tensor], found: Pieces) -> Tensor:
     (whole,) = parts
     for dim in range(len(found.grid)):
         order = [each[dim] for each in found.order]
-        lengths = [shape[dim] for shape in _shapes(end, whole)]
-        if not all(np.array_equal(o, np.arange(n)) for o, n in zip(order, lengths, strict=True)):
+        if not _is_whole(order, [shape[dim] for shape in _shapes(end, whole)]):
             whole = _gather(end, whole, dim, order)
     return whole
+
+
+def _is_whole(positions: Sequence[np.ndarray], lengths: Sequence[int]) -> bool:
+    """Whether each rank takes all of its entries, in their order."""
+    return all(np.array_equal(p, np.arange(n)) for p, n in zip(positions, lengths, strict=True))
 
 
 def _shapes(end: End, tensor: Tensor) -> Sequence[Shape]:

@@ -7,6 +7,7 @@ import numpy as np
 
 from tfpar.compile.local.batch_statistics import StatisticsSearch
 from tfpar.compile.local.local_graph import LocalProgram
+from tfpar.compile.local.microbatch_rounds import meets
 from tfpar.compile.local.reshard import all_reduce
 from tfpar.ir.builder import GraphBuilder, numpy_dtype
 from tfpar.ir.graph import Op, Tensor, is_floating
@@ -59,7 +60,7 @@ class _Writer:
         graph = self.program.graph
         runs = self._found.each
         for op in list(graph.ops):
-            is_each = op in runs or self._search.is_each(op)
+            is_each = op in runs or self._search.is_each(op) or self._gathers(op)
             op.inputs = [self._read(t, is_each) for t in op.inputs]
             if op in runs and NUM_AVERAGED in op.attrs:
                 op.inputs[1] = self._unbiasing(op)
@@ -67,6 +68,10 @@ class _Writer:
         read = {t for op in graph.ops for t in op.inputs} | {*graph.outputs}
         unread = {op for op in self._found.sums if op.outputs[0] not in read}
         graph.ops = sort_topologically([op for op in graph.ops if op not in unread])
+
+    def _gathers(self, op: Op) -> bool:
+        """Whether `op` puts the parts of microbatches together, each of which has its own."""
+        return op.type in ("AllGather", "AllToAll") and meets(op, self._axis)
 
     def _read(self, tensor: Tensor, is_each: bool) -> Tensor:
         """Return the tensor that an op reads in place of `tensor`, for each microbatch or once for

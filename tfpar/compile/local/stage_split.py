@@ -51,7 +51,7 @@ from tfpar.pipeline.pipeline import groups_of
 from tfpar.pipeline.recompute import RecomputeOf
 from tfpar.pipeline.step_stages import can_be_sent
 from tfpar.propagation.partitioned_graph import PartitionedGraph
-from tfpar.spec import CompilerError, SpecError, TfparError, replicated_spec
+from tfpar.spec import CompilerError, SpecError, TfparError, UnevenMesh, replicated_spec
 from tfpar.spec.pieces import ShardedTensor, pieces_between
 
 
@@ -88,8 +88,9 @@ class WrittenStep:
 
     Attributes:
         program: its ops have places.
-        laid: that it was written from; the axes behind those of the program's mesh are within
-            ranks. None: it need not be known, as all actors have one layout.
+        laid: that it was written from, on the mesh with equal shares of the batch; the axes behind
+            those of the program's mesh are within ranks. None: it need not be known, as all actors
+            have one layout.
     """
 
     program: LocalProgram
@@ -107,9 +108,12 @@ class WrittenStep:
             assert tensor.shape is not None, "it can be sent"
             own = self.program.mesh
             return ShardedTensor(tensor.shape, own, replicated_spec(own.num_axes))
-        mesh, (spec,) = self.laid.mesh, self.laid.decisions[marked].strategy.in_specs
+        own, mesh = self.program.mesh, self.laid.mesh
+        if isinstance(own, UnevenMesh):
+            mesh = own.within(mesh)
+        (spec,) = self.laid.decisions[marked].strategy.in_specs
         shape = tuple(marked.inputs[0].shape or ())
-        if mesh.num_axes == self.program.mesh.num_axes:
+        if mesh.num_axes == own.num_axes:
             return ShardedTensor(shape, mesh, spec)
         return ShardedTensor(shape, mesh, spec, (arrival.micro or 0,))
 

@@ -82,7 +82,8 @@ def _what_is_split(plan: Plan, partitioned: PartitionedGraph) -> list[str]:
         )
 
     found = []
-    if any(mesh.shape[mesh.axis(n)] > 1 for n in plan.batch_axes):
+    layouts = plan.by_layout
+    if any(one.mesh.shape[one.mesh.axis(n)] > 1 for one in layouts for n in one.batch_axes):
         found.append(batch_text(plan))
     placed = variables_in_stages(plan, partitioned)
     weights = [n for n, v in plan.variables.items() if v.trainable]

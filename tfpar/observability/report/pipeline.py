@@ -35,7 +35,15 @@ def mesh_text(plan: Plan) -> str:
 
 
 def batch_text(plan: Plan) -> str:
-    """Over which axes the batch is split, and in which shares if they are unequal."""
+    """Over which axes the batch is split, and in which shares if they are unequal; on the mesh of
+    each layout, where stages have several."""
+    layouts = plan.by_layout
+    if len(layouts) == 1:
+        return _batch_text(plan)
+    return "; ".join(f"{_batch_text(one)} on {one.mesh}" for one in layouts)
+
+
+def _batch_text(plan: Plan) -> str:
     split = [n for n in plan.batch_axes if plan.mesh.shape[plan.mesh.axis(n)] > 1]
     if not split:
         return "batch not split"

@@ -207,5 +207,4 @@ def _stages(report: Report, full: bool) -> Iterator[str]:
     yield from stages_tables(report.pipeline, full)
     yield from idle_ranks(report.pipeline.stages)
     if full and report.pipeline.schedules:
-        in_shares = any(axis.shares for axis in report.facts.mesh)
-        yield schedules_table(report.pipeline.schedules, in_shares)
+        yield schedules_table(report.pipeline.schedules, report.facts.in_unequal_shares)

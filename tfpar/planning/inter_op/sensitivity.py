@@ -36,7 +36,7 @@ from tfpar.planning.pricing.price import (
     make_step_pricer,
     price_on,
     price_own_shares,
-    slowest_ranks,
+    slowest_views,
 )
 from tfpar.planning.pricing.repricing import apply_schedule
 from tfpar.planning.request import PlanRequest
@@ -59,8 +59,8 @@ def attach_idle_times(result: SearchResult, cluster: Cluster, batch_size: int | 
             return plan
         with collection_paused():
             cut = PipelinePricer.of(plan, candidate.problem)
-            slow = slowest_ranks(PipelineStepPricer(cut, cluster), plan, cluster, batch_size)
-            prices = cut.prices(plan, cluster, *slow)
+            views = slowest_views(PipelineStepPricer(cut, cluster), plan, cluster, batch_size)
+            prices = cut.prices(plan, cluster, views)
             cost = split_idle_time(plan.cost, prices, plan.stages.schedule)
             return plan.with_findings(cost=cost)
 

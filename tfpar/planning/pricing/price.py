@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Hashable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tfpar.cluster.description import Cluster
 from tfpar.cost.cost import Cost
@@ -27,9 +27,11 @@ from tfpar.planning.folding.folded_plan import folded_anchors
 from tfpar.planning.inter_op.stages.pipeline_pricing import PipelinePricer
 from tfpar.planning.memory.plan_transforms import apply_plan_transforms
 from tfpar.planning.pricing.plan_propagation import priced_roles, propagate_transformed
+from tfpar.planning.pricing.rank_view import RankView
 from tfpar.planning.pricing.sub_batches import SubBatchStep
 from tfpar.planning.problem import Problem
 from tfpar.plans import Plan
+from tfpar.plans.shares import uneven_meshes
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned_graph import PartitionedGraph
 from tfpar.propagation.uneven_batch import UnevenSplitError, with_own_share
@@ -39,13 +41,13 @@ from tfpar.spec import Mesh, UnevenMesh
 class StepPricer(Protocol):
     """Pricer of a step that a plan has partitioned, in any pieces and stages."""
 
-    def price(self, plan: Plan, ranks: Sequence[int] = (), mesh: UnevenMesh | None = None) -> Plan:
+    def price(self, plan: Plan, views: Sequence[RankView] = ()) -> Plan:
         """Return `plan`, which has partitioned the step so, with its cost in its pieces or its
         schedule.
 
         Args:
-            ranks: of its mesh, at whose pace all run; by default each actor at its own.
-            mesh: as they see it, if they have unequal shares of the batch.
+            views: the ranks of each layout whose pace and shares of the batch count; by default
+                each actor runs at its own pace, in equal shares.
 
         Raises:
             UnevenSplitError: the step does not split in these shares.
@@ -142,7 +144,8 @@ class SingleStagePricer:
     def on(self, cluster: Cluster) -> SingleStagePricer:
         return dataclasses.replace(self, cluster=cluster)
 
-    def price(self, plan: Plan, ranks: Sequence[int] = (), mesh: UnevenMesh | None = None) -> Plan:
+    def price(self, plan: Plan, views: Sequence[RankView] = ()) -> Plan:
+        ranks, mesh = views[0] if views else RankView()
         machines = self.cluster.at_pace_of(ranks) if ranks else self.cluster
         laid = self.laid if mesh is None else with_own_share(self.laid, mesh)
         cost = evaluate(laid, machines, self.roles, self.state_ratio)
@@ -183,8 +186,8 @@ class PipelineStepPricer:
     def on(self, cluster: Cluster) -> PipelineStepPricer:
         return dataclasses.replace(self, cluster=cluster)
 
-    def price(self, plan: Plan, ranks: Sequence[int] = (), mesh: UnevenMesh | None = None) -> Plan:
-        before, priced = plan.stages, self.cut.priced(plan, self.cluster, ranks, mesh)
+    def price(self, plan: Plan, views: Sequence[RankView] = ()) -> Plan:
+        before, priced = plan.stages, self.cut.priced(plan, self.cluster, views)
         stages = priced.stages
         if before is None or before.cost is None or stages is None or stages.cost is None:
             return priced
@@ -193,22 +196,64 @@ class PipelineStepPricer:
         return dataclasses.replace(priced, stages=dataclasses.replace(stages, cost=cost))
 
 
+class ShareAxis(NamedTuple):
+    """Axis of one of a plan's layouts along which ranks may have unequal shares of the batch.
+
+    Attributes:
+        layout: its number; see `PipelinePlan.layout_of`.
+        axis: of its mesh.
+        mesh: with the shares of the coordinates; None: they are equal.
+    """
+
+    layout: int
+    axis: int
+    mesh: UnevenMesh | None = None
+
+
+class ViewedPlan(NamedTuple):
+    """Plan that was priced for some ranks of each of its layouts."""
+
+    views: tuple[RankView, ...]
+    plan: Plan
+
+
 def price_along(
-    step: StepPricer, plan: Plan, cluster: Cluster, axis: int, mesh: UnevenMesh | None = None
-) -> list[Plan]:
-    """Price a step of `plan` at each coordinate of `axis`; see `StepPricer.price`.
+    step: StepPricer, plan: Plan, cluster: Cluster, *axes: ShareAxis
+) -> list[ViewedPlan]:
+    """Price a step of `plan` at each coordinate of the axes of some layouts, one by one: the actors
+    of other layouts run at the coordinate that takes them longest.
 
     Args:
-        mesh: with the shares of the coordinates, if they are unequal.
+        axes: of different layouts.
     """
-    parts, known, found = actor_clusters(plan, cluster), {}, []
-    for at, ranks in enumerate(ranks_along(plan.mesh, axis)):
-        own = None if mesh is None else mesh.seen_from(ranks[0])
-        share = None if mesh is None else mesh.shares[at]
+    views = [RankView() for _ in plan.by_layout]
+    if len(axes) > 1:
+        for axis in axes:
+            along = _price_views(step, plan, cluster, axis, views)
+            slowest = max(along, key=lambda one: layout_seconds(one.plan, axis.layout))
+            views[axis.layout] = slowest.views[axis.layout]
+    return [one for axis in axes for one in _price_views(step, plan, cluster, axis, views)]
+
+
+def _price_views(
+    step: StepPricer, plan: Plan, cluster: Cluster, axis: ShareAxis, others: Sequence[RankView]
+) -> list[ViewedPlan]:
+    """The plan priced at each coordinate of one axis.
+
+    Args:
+        others: the ranks of each layout; of that of the axis they are not looked at.
+    """
+    parts = actor_clusters(plan, cluster, axis.layout)
+    known: dict[Hashable, Plan] = {}
+    found = []
+    for at, ranks in enumerate(ranks_along(plan.by_layout[axis.layout].mesh, axis.axis)):
+        own = None if axis.mesh is None else axis.mesh.seen_from(ranks[0])
+        share = None if axis.mesh is None else axis.mesh.shares[at]
+        views = (*others[: axis.layout], RankView(ranks, own), *others[axis.layout + 1 :])
         key: Hashable = share, tuple(part.at_pace_of(ranks) for part in parts)
         if key not in known:
-            known[key] = step.price(plan, ranks, own)
-        found.append(known[key])
+            known[key] = step.price(plan, views)
+        found.append(ViewedPlan(views, known[key]))
     return found
 
 
@@ -219,27 +264,41 @@ def price_own_shares(
 
     Args: as of `planning.pricing.batch_shares.optimize_shares`.
     """
-    for mesh in plan.uneven_meshes(batch_size):
-        with contextlib.suppress(UnevenSplitError):
-            return combine_slowest(price_along(step, plan, cluster, mesh.uneven_axis, mesh))
-    return plan
+    along = _price_shares(step, plan, cluster, batch_size)
+    return combine_slowest([one.plan for one in along]) if along else plan
 
 
-def slowest_ranks(
+def slowest_views(
     step: StepPricer, plan: Plan, cluster: Cluster, batch_size: int | None
-) -> tuple[Sequence[int], UnevenMesh | None]:
-    """Return the ranks of a plan's mesh that take longest with its shares, and the mesh as they see
-    it; of equal shares, all.
+) -> Sequence[RankView]:
+    """Return the ranks of each layout of a plan that take longest with its shares, and the meshes
+    as they see them; of equal shares, none.
 
     Args: as of `planning.pricing.batch_shares.optimize_shares`.
     """
-    for mesh in plan.uneven_meshes(batch_size):
-        with contextlib.suppress(UnevenSplitError):
-            along = price_along(step, plan, cluster, mesh.uneven_axis, mesh)
-            at = max(range(len(along)), key=lambda i: seconds_of(along[i]))
-            ranks = ranks_along(mesh, mesh.uneven_axis)[at]
-            return ranks, mesh.seen_from(ranks[0])
-    return (), None
+    along = _price_shares(step, plan, cluster, batch_size)
+    return max(along, key=lambda one: seconds_of(one.plan)).views if along else ()
+
+
+def _price_shares(
+    step: StepPricer, plan: Plan, cluster: Cluster, batch_size: int | None
+) -> list[ViewedPlan]:
+    """The plan priced at each coordinate of its unequal shares; nothing where they are equal, or
+    the step does not split so in some layout."""
+    axes: list[ShareAxis] = []
+    along: list[ViewedPlan] = []
+    for number, one in enumerate(plan.by_layout):
+        meshes = uneven_meshes(one, batch_size)
+        for mesh in meshes:
+            axis = ShareAxis(number, mesh.uneven_axis, mesh)
+            with contextlib.suppress(UnevenSplitError):
+                along = price_along(step, plan, cluster, axis)
+                axes.append(axis)
+                break
+        else:
+            if meshes:
+                return []
+    return along if len(axes) < 2 else price_along(step, plan, cluster, *axes)
 
 
 def ranks_along(mesh: Mesh, axis: int) -> list[list[int]]:
@@ -250,11 +309,13 @@ def ranks_along(mesh: Mesh, axis: int) -> list[list[int]]:
     return found
 
 
-def actor_clusters(plan: Plan, cluster: Cluster) -> list[Cluster]:
-    """Return the subcluster of each actor."""
+def actor_clusters(plan: Plan, cluster: Cluster, layout: int = 0) -> list[Cluster]:
+    """Return the subcluster of each actor with a layout, by its number."""
     if plan.stages is None:
         return [cluster]
-    return [cluster.part(group) for group in plan.stages.groups(plan.mesh.size)]
+    groups = plan.stages.groups(plan.mesh.size)
+    numbers = plan.stages.layout_of or [0] * len(groups)
+    return [cluster.part(group) for group, n in zip(groups, numbers, strict=True) if n == layout]
 
 
 SIZES = (
@@ -320,3 +381,21 @@ def cost_of(plan: Plan) -> Cost:
 
 def seconds_of(plan: Plan) -> float:
     return cost_of(plan).seconds
+
+
+def layout_seconds(plan: Plan, layout: int) -> float:
+    """Return the seconds by which shares of the batch are compared in a layout, by its number.
+
+    They are those of a step, if all actors have that layout. Else one of another may be the
+    slowest, whatever the shares: they are those in which the busiest actor of the layout works.
+    """
+    if plan.stages is None or not plan.stages.layouts:
+        return seconds_of(plan)
+    actors = plan.stages.schedule.actors
+    busy: dict[int, float] = {}
+    for actor, stage in zip(actors, pipeline_cost_of(plan).stages, strict=True):
+        if plan.stages.layout_of[actor] == layout:
+            tasks = plan.microbatches * (stage.forward_s + stage.backward_s)
+            once = stage.update_s + stage.reduction_s
+            busy[actor] = busy.get(actor, 0.0) + tasks + once
+    return max(busy.values())

@@ -41,6 +41,7 @@ from tfpar.pipeline.statistics import BatchStatisticsOf
 from tfpar.planning.meshes import input_spec
 from tfpar.planning.problems import batched_inputs
 from tfpar.plans import Plan
+from tfpar.plans.shares import uneven_meshes, with_equal_shares
 from tfpar.plans.stages import PipelinePlan
 from tfpar.progress import Reporter, reporting
 from tfpar.propagation.prepared_graph import PreparedGraph, prepare
@@ -215,23 +216,22 @@ class CompiledFunction:
         microbatches = self._microbatches(plan)
         chunks = 1 if microbatches > 1 else self._chunks(plan)
         plan = dataclasses.replace(
-            plan,
-            shares={} if parts > 1 else plan.shares,  # parts that ranks read themselves are equal
+            with_equal_shares(plan) if parts > 1 else plan,  # ranks read equal parts themselves
             chunks=chunks,
             microbatches=microbatches,
             batch_statistics=self._batch_statistics(plan),
         )
         batched = batched_inputs(captured, batch_size)
-        asked = self._compile_options(captured, plan, stages, batched)
-        asked = dataclasses.replace(asked, shares=plan.uneven_meshes(batch_size))
+        asked = self._compile_options(captured, plan, stages, batched, batch_size)
         while True:
             try:
                 compiled = compile_step(captured, asked, prepared, observe)
                 break
             except UnevenSplitError as error:
                 self.warnings.unshared(error.name)
-                asked = dataclasses.replace(asked, shares=())
-                plan = dataclasses.replace(plan, shares={})
+                plan = with_equal_shares(plan)
+                equal = [dataclasses.replace(other, shares=()) for other in asked.others]
+                asked = dataclasses.replace(asked, shares=(), others=equal)
             except NotRepeatableError as error:
                 if plan.microbatches > 1 or self.session.found_pipeline:
                     raise
@@ -293,16 +293,17 @@ class CompiledFunction:
         plan: Plan,
         stages: PipelineLowering | None,
         batched: Collection[Tensor],
+        batch_size: int | None,
     ) -> CompileOptions:
         """Combine the plan and the session's options into the options of the compilation."""
-        options, mesh = self.session.options, plan.mesh
+        options = self.session.options
         early = options.early_collectives
-        anchors, *others = self._layouts(captured, plan, batched)
+        first, *others = self._layouts(captured, plan, batched, batch_size)
         cost = None if self._machines(plan) is None else plan.cost
         found = None if cost is None else cost.bucket_bytes
         return CompileOptions(
-            mesh,
-            anchors.anchors,
+            first.mesh,
+            first.anchors,
             batched,
             chunks=plan.chunks,
             microbatches=plan.microbatches,
@@ -312,18 +313,21 @@ class CompiledFunction:
             compression=options.compression,
             early_collectives=not self.session.ranks.share_cores if early is None else early,
             bucket_bytes=options.bucket_bytes or found or DEFAULT_BUCKET_BYTES,
+            shares=first.shares,
             xla=XlaKernels(self.session.ranks.devices[0]) if self.planner.jit_compile else None,
             one_memory=self.session.ranks.one_memory,
         )
 
     def _layouts(
-        self, captured: CapturedStep, plan: Plan, batched: Collection[Tensor]
+        self,
+        captured: CapturedStep,
+        plan: Plan,
+        batched: Collection[Tensor],
+        batch_size: int | None,
     ) -> list[ActorLayout]:
         """The layout of a plan, and those that it has besides."""
-        stages = plan.stages
-        plans = [plan, *(plan.in_layout(layout) for layout in (stages.layouts if stages else ()))]
         found = []
-        for one in plans:
+        for one in plan.by_layout:
             mesh, anchors = one.mesh, one.anchors()
             axes = [mesh.axis(n) for n in one.batch_axes]
             laid = {} if self.program.moves else find_placed_variables(captured, mesh)
@@ -331,12 +335,12 @@ class CompiledFunction:
             anchors = dataclasses.replace(
                 anchors, variables={**laid, **anchors.variables}, inputs=inputs
             )
-            if len(plans) > 1 and plan.microbatches > 1:
+            if len(plan.by_layout) > 1 and plan.microbatches > 1:
                 sizes = {t.shape[0] for t in batched if t.shape}
                 anchors = cut_by_microbatch(
                     anchors, captured.graph, mesh, max(sizes, default=0), plan.microbatches
                 )
-            found.append(ActorLayout(mesh, anchors))
+            found.append(ActorLayout(mesh, anchors, uneven_meshes(one, batch_size)))
         return found
 
     def _repeated(self, op: Op, microbatches: int) -> TfparError:

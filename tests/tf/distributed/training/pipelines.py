@@ -327,6 +327,21 @@ def stages_of_ranks_of_unequal_speed(place: Place) -> Results:
     return {**results, **scored(place, model)}
 
 
+def unlike_stages_of_ranks_of_unequal_speed(place: Place) -> Results:
+    """Of the three ranks of a stage the second is fast, and gets half of each microbatch; the other
+    stage has one rank. What goes between them differs in shape by rank."""
+    by_hand = [tap.batch("data"), tap.replicate(".*")]
+    by_hand += [tap.stage("first|fc0", 0), tap.stage("fc1|last", 1)]
+    machines, ranks = unequal(1, 3, 3, 1), [[2], [0, 1, 3]]
+    with place.parallel(by_hand, [4], "tap", cluster=machines, **pipeline(2, 2, ranks=ranks)):
+        model = deep(keras.optimizers.Adam(0.01, global_clipnorm=0.3), metrics=["mae"])
+    results = trained(model, X, Y, batch_size=8, shuffle=False)
+    check_stages(place, model, (1,), 2)
+    if place.size > 1:
+        assert [one.shares for one in tap.plan_of(model).by_layout] == [{}, {"data": (2, 4, 2)}]
+    return {**results, **scored(place, model)}
+
+
 def several_steps_of_a_pipeline_in_one_execution(place: Place) -> Results:
     with place.parallel(mesh=[4], **pipeline(2)):
         model = deep(steps_per_execution=2)
@@ -353,6 +368,7 @@ ON_FOUR: list[Case] = [
     unlike_stages_that_send_slices,
     virtual_stages,
     stages_of_ranks_of_unequal_speed,
+    unlike_stages_of_ranks_of_unequal_speed,
     checkpoints_move_between_pipelines,
     verification_of_a_pipeline,
 ]
@@ -367,6 +383,7 @@ WITH_TENSORFLOW: list[Case] = [
     data_read_in_parts_by_stages,
     stages_on_machines_that_differ,
     stages_of_ranks_of_unequal_speed,
+    unlike_stages_of_ranks_of_unequal_speed,
     several_steps_of_a_pipeline_in_one_execution,
 ]
 """By TensorFlow's own collectives."""

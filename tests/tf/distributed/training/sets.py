@@ -58,7 +58,7 @@ BY_DAY: dict[str, list[Case]] = {
     "four": [
         layouts.two_dimensional_tensor_parallel,  # groups of two, across each other
         pipelines.virtual_stages,  # sends both ways, and two stages a set of ranks
-        pipelines.unlike_numbers_of_ranks,  # a rank sends to several, and gets from several
+        pipelines.unlike_stages_of_ranks_of_unequal_speed,  # parts of unlike shapes to several
         drifts.another_slot,
     ],
     "four_with_tensorflow": [

@@ -32,6 +32,7 @@ from tfpar.observability.report.pipeline import batch_text, memory_limit, mesh_t
 from tfpar.observability.report.variables import placement_text
 from tfpar.pipeline.tasks import Task
 from tfpar.plans import PipelinePlan, Plan
+from tfpar.plans.shares import has_unequal_shares
 
 
 def build_overview(plan: Plan) -> Facts:
@@ -61,6 +62,7 @@ def build_overview(plan: Plan) -> Facts:
         passed_over=plan.findings.passed_over,
         cut_short=plan.findings.cut_short,
         fingerprint=plan.fingerprint,
+        in_unequal_shares=has_unequal_shares(plan),
     )
 
 

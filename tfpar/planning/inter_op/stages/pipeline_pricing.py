@@ -18,6 +18,7 @@ from tfpar.pipeline.schedule import Schedule
 from tfpar.pipeline.stage_partition import sent_whole
 from tfpar.planning.memory.plan_transforms import apply_plan_transforms
 from tfpar.planning.pricing.plan_propagation import priced_roles, propagate_transformed
+from tfpar.planning.pricing.rank_view import RankView
 from tfpar.planning.pricing.sub_batches import SubBatchStep
 from tfpar.planning.problem import Problem
 from tfpar.plans import Plan
@@ -55,16 +56,15 @@ class PipelinePricer:
         self,
         plan: Plan,
         cluster: Cluster,
-        among: Sequence[int] = (),
-        mesh: UnevenMesh | None = None,
+        views: Sequence[RankView] = (),
     ) -> PipelineCostModel:
         """Return the cost model of its stages with the microbatches and actors of `plan`.
 
         Args:
             plan: that was cut, maybe with another schedule, or with recomputed stages.
             cluster: of all ranks.
-            among: ranks of the mesh of each stage, whose pace counts; by default all.
-            mesh: that of a stage as they see it, if they have unequal shares of the batch.
+            views: the ranks of each layout whose pace and shares of the batch count; by default
+                all, in equal shares.
 
         Raises:
             UnevenSplitError: the step does not split in these shares.
@@ -72,9 +72,11 @@ class PipelinePricer:
         """
         assert plan.stages is not None, "a plan with stages"
         stages, schedule = plan.stages, plan.stages.schedule
+        views = views or [RankView()] * len(self.steps)
+        numbers = stages.layout_of or [0] * stages.num_actors
         with collection_paused():
             staged, *others = (
-                self._in_stages(number, schedule, mesh) for number in range(len(self.steps))
+                self._in_stages(number, schedule, view.mesh) for number, view in enumerate(views)
             )
             found = PipelineCostModel.of(
                 staged,
@@ -82,7 +84,7 @@ class PipelinePricer:
                 cluster,
                 stages.recompute,
                 stages.ranks,
-                among,
+                [views[number].ranks for number in numbers],
                 others,
                 stages.layout_of,
             )
@@ -105,8 +107,7 @@ class PipelinePricer:
         self,
         plan: Plan,
         cluster: Cluster,
-        among: Sequence[int] = (),
-        mesh: UnevenMesh | None = None,
+        views: Sequence[RankView] = (),
     ) -> Plan:
         """Price `plan`; arguments and errors as of `prices`.
 
@@ -114,7 +115,7 @@ class PipelinePricer:
             ScheduleError: tasks wait for each other.
         """
         assert plan.stages is not None, "a plan with stages"
-        schedule, prices = plan.stages.schedule, self.prices(plan, cluster, among, mesh)
+        schedule, prices = plan.stages.schedule, self.prices(plan, cluster, views)
         timeline = prices.run(schedule)
         cost = bottleneck_cost(prices, schedule, timeline)
         return _with_cost(plan, cost, staged_cost(prices, schedule, timeline))
@@ -171,7 +172,7 @@ class PipelinePricerMemo:
             plan.stages.num_stages,
             plan.stages.scopes,
             plan.stages.owners,
-            plan.stages.layouts,
+            [dataclasses.replace(layout, shares={}) for layout in plan.stages.layouts],
             problem.step.compression,
             problem.step.jit_compile,
             problem.batch.batch_statistics,
@@ -222,7 +223,7 @@ def cut_in_stages(plan: Plan, problem: Problem) -> tuple[list[SubBatchStep], lis
     )
     whole = sent_whole(step.graph, stage)
     steps: list[SubBatchStep] = []
-    for each in (plan, *map(plan.in_layout, plan.stages.layouts)):
+    for each in plan.by_layout:
         laid = propagate_transformed(each, problem, whole)
         steps.append(SubBatchStep.of(each, problem, laid, priced_roles(laid, problem)))
     return steps, [_with_new_ops(found.whole.graph, stage) for found in steps]

@@ -42,7 +42,7 @@ class Facts:
         model: the name of the model, and `model_class` its class; empty where they are not known.
         where: the mesh in words; of a pipeline, with its stages.
         batch: in words, over which axes the batch is split.
-        mesh: of all ranks; of a pipeline, those of one actor.
+        mesh: of all ranks; of a pipeline, those of its first layout.
         ranks: of the job.
         planner: empty for a plan from constraints alone.
         recompute: blocks that are computed again in the backward pass.
@@ -54,6 +54,7 @@ class Facts:
         fixed_tensors: activations that constraints fix, with their placement.
         passed_over: (seconds, collectives) of a faster plan that is no simpler; see `Plan`.
         fingerprint: of the graph.
+        in_unequal_shares: the ranks of some stage have unequal shares of the batch.
     """
 
     model: str
@@ -76,6 +77,7 @@ class Facts:
     passed_over: tuple[float, int] | None = None
     cut_short: bool = False
     fingerprint: str = ""
+    in_unequal_shares: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
