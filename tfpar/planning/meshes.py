@@ -44,6 +44,12 @@ class LogicalMesh:
         return self.mesh.group_size(self.batch_axes)
 
     @property
+    def shared_parts(self) -> int:
+        """Over how many of the ranks that split the batch weights may be split, too."""
+        own = {*self.model_axes, *self.expert_axes}
+        return self.mesh.group_size(tuple(axis for axis in self.batch_axes if axis in own))
+
+    @property
     def model_size(self) -> int:
         """Over how many ranks weights may be split."""
         return self.mesh.group_size(self.model_axes)
@@ -79,17 +85,27 @@ def expert_meshes(mesh: Mesh, experts: int) -> list[LogicalMesh]:
     """List the logical meshes of a data, an expert and a model axis over the ranks.
 
     The batch is split over the data and the expert axis, whose ranks send each other what their
-    experts are for. These are over as many ranks as they can be: so each rank has few of them, and
-    sums gradients over few others.
+    experts are for. (Without a model axis a mesh of two axes is the same, whose model axis splits
+    the batch.)
     """
     found = []
     for model_size in divisors(mesh.size)[1:]:
         copies = mesh.size // model_size
-        over = math.gcd(experts, copies)
-        if over > 1:
+        for over in divisors(math.gcd(experts, copies))[1:]:
             axes = Mesh(("data", "experts", "model"), (copies // over, over, model_size))
             found.append(LogicalMesh(axes, (0, 1), (2,), (2,), (1,)))
     return found
+
+
+def with_expert_meshes(
+    meshes: Sequence[LogicalMesh], found: Sequence[LogicalMesh]
+) -> list[LogicalMesh]:
+    """Add meshes with an axis for experts to the candidates: a third axis is theirs then, and not
+    another one for all weights. Candidates that all split the batch in as many parts are those that
+    somebody chose, and stay."""
+    if not found or len({logical.batch_parts for logical in meshes}) == 1:
+        return list(meshes)
+    return [*(one for one in meshes if len(one.used_axes) < 2), *found]
 
 
 def given_mesh(mesh: Mesh, batch_axes: Sequence[str]) -> LogicalMesh:

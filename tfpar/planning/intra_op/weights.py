@@ -71,6 +71,15 @@ def weight_options(variable: Variable, model: FoldedModel, logical: LogicalMesh)
     return options
 
 
+def expert_counts(model: FoldedModel) -> list[int]:
+    """Return the numbers of experts that layers of the model have, each once; none without
+    experts."""
+    weights = [group[0] for group in model.folded.groups if group[0].trainable]
+    return sorted(
+        {weight.shape[dim] for weight in weights for dim in expert_dims(weight, model.prepared)}
+    )
+
+
 def resembling(spec: Spec | None, group: WeightGroup) -> int | None:
     """Find the option of `group` that resembles `spec` on another mesh, if there is one.
 

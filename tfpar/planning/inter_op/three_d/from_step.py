@@ -2,12 +2,13 @@
 
     table = step_table(plans, batch)
 
-For each layout of a stage's ranks (copies x ranks that weights are split over) the user's planner
-finds one plan, whatever it stores. The folded step under that plan is cut into microbatches once
-for each number of them, and its ops, collectives and buffers are counted layer by layer, by what
-prices stages (`cost.stage_breakdown`): a layer is a stage of its own, on the ranks of all. So sums
-over the layers of a stage are what the stage is priced at, but for what only the whole says: what
-is stored of a tensor that two of its layers read, and what is sent in slices.
+For each layout of a stage's ranks (copies x ranks that weights are split over, and copies that
+share experts) the user's planner finds one plan, whatever it stores. The folded step under that
+plan is cut into microbatches once for each number of them, and its ops, collectives and buffers are
+counted layer by layer, by what prices stages (`cost.stage_breakdown`): a layer is a stage of its
+own, on the ranks of all. So sums over the layers of a stage are what the stage is priced at, but
+for what only the whole says: what is stored of a tensor that two of its layers read, and what is
+sent in slices.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from tfpar.planning.inter_op.three_d.cost_table import (
     LayerCostTable,
     LayerExchange,
     LayerLayout,
+    LayoutDegrees,
     Passes,
 )
 from tfpar.planning.inter_op.three_d.step_layers import StepLayers
@@ -62,45 +64,45 @@ class StepPrices:
     """Costs of the layers of a step, found when they are asked for.
 
     Attributes:
-        plans: by copies of a stage, and ranks that its weights may be split over.
+        plans: by the degrees of their layouts.
         batch: samples of a step.
-        most: microbatches of each layout at most, of as many.
+        most: microbatches of each layout at most.
         devices: the machines if all had the same device, by its name.
         layers: of the folded step.
         shards: whether copies can share slots of the optimizer out.
         offloads: whether these can lie in host memory.
     """
 
-    plans: Mapping[tuple[int, int], LaidOut]
+    plans: Mapping[LayoutDegrees, LaidOut]
     batch: int
-    most: Mapping[tuple[int, int], int]
+    most: Mapping[LayoutDegrees, int]
     devices: Mapping[str, Cluster]
     layers: StepLayers
     shards: bool
     offloads: bool
-    _steps: dict[tuple[int, int], SubBatchStep] = dataclasses.field(default_factory=dict)
+    _steps: dict[LayoutDegrees, SubBatchStep] = dataclasses.field(default_factory=dict)
     _costs: dict[LayerLayout, list[LayerCost]] = dataclasses.field(default_factory=dict)
-    _counted: dict[tuple[int, int, int], _Counted] = dataclasses.field(default_factory=dict)
+    _counted: dict[tuple[LayoutDegrees, int], _Counted] = dataclasses.field(default_factory=dict)
 
     def has(self, layout: LayerLayout) -> bool:
         """Whether there is a plan for it, and its microbatches come out even."""
-        degrees = layout.data, layout.tensor
+        degrees = layout.degrees
         count, rest = divmod(self.batch, layout.data * layout.microbatch)
         return degrees in self.plans and not rest and 1 <= count <= self.most[degrees]
 
     def costs(self, layout: LayerLayout) -> list[LayerCost]:
         """Return the costs of each layer of the folded step."""
         if layout not in self._costs:
-            degrees = layout.data, layout.tensor
+            degrees = layout.degrees
             count = self.batch // (layout.data * layout.microbatch)
             with collection_paused():
-                key = *degrees, count
+                key = degrees, count
                 if key not in self._counted:
                     self._counted[key] = _Counted.of(self._step(degrees), self.layers, count)
                 self._costs[layout] = self._counted[key].costs(layout, self.devices)
         return self._costs[layout]
 
-    def _step(self, degrees: tuple[int, int]) -> SubBatchStep:
+    def _step(self, degrees: LayoutDegrees) -> SubBatchStep:
         if degrees not in self._steps:
             self._steps[degrees] = _folded_step(self.plans[degrees])
         return self._steps[degrees]
@@ -117,10 +119,14 @@ class StepLayer:
     def shapes(self) -> Collection[tuple[int, int]]:
         batch = self.prices.batch
         sizes = [n for n in range(1, batch + 1) if batch % n == 0]
-        return [(tensor, size) for tensor in {t for _, t in self.prices.plans} for size in sizes]
+        tensors = {degrees.tensor for degrees in self.prices.plans}
+        return [(tensor, size) for tensor in tensors for size in sizes]
 
-    expert_degrees: Collection[int] = (1,)
     can_recompute: bool = True
+
+    @functools.cached_property
+    def expert_degrees(self) -> Collection[int]:
+        return {degrees.experts for degrees in self.prices.plans}
 
     @property
     def can_shard_slots(self) -> bool:
@@ -140,18 +146,18 @@ class StepLayer:
 
 
 def step_table(
-    plans: Mapping[tuple[int, int], LaidOut],
+    plans: Mapping[LayoutDegrees, LaidOut],
     batch: int,
-    most: Mapping[tuple[int, int], int],
+    most: Mapping[LayoutDegrees, int],
     cluster: Cluster,
     shards: bool,
 ) -> LayerCostTable:
     """Build the cost table of a step.
 
     Args:
-        plans: by copies of a stage, and ranks that its weights may be split over; one at least.
+        plans: by the degrees of their layouts; one at least.
         batch: samples of a step.
-        most: microbatches at most, of each of these.
+        most: microbatches of each layout at most.
         cluster: of all ranks, each kind of devices with a name of its own.
         shards: whether copies can share slots of the optimizer out.
 
@@ -250,7 +256,9 @@ class _Counted:
             most = max(working["F"], working["B"], working["U"] - kept)
             sums, gathers = self.sums[layer], self.gathers[layer]
             fixed, away = stored.cost.fixed_bytes, 0.0
-            slots = stored.state_bytes / layout.data if layout.shard_slots else stored.state_bytes
+            slots = stored.state_bytes
+            if layout.shard_slots:
+                slots *= _shard_ratio(sums, sizes)
             fixed -= stored.state_bytes - slots
             if layout.offload_slots:
                 away, fixed, most = slots, fixed - slots, max(most, slots - kept)
@@ -300,6 +308,14 @@ class _Counted:
 
 def _is_sum(exchange: LayerExchange) -> bool:
     return exchange.kind == "all_reduce"
+
+
+def _shard_ratio(sums: Sequence[LayerExchange], sizes: tuple[int, ...]) -> float:
+    """The part of its slots that a rank has where copies share them out: those share the slots of a
+    weight that sum its gradient. (All do of most weights, and of experts those with the same.)"""
+    summed = [(e.num_bytes, math.prod(sizes[a] for a in e.axes)) for e in sums if _is_sum(e)]
+    total = sum(num_bytes for num_bytes, _ in summed)
+    return sum(num_bytes / copies for num_bytes, copies in summed) / total if total else 1.0
 
 
 def _exchanges(step: TaskPartition) -> dict[tuple[int, str], list[LayerExchange]]:
