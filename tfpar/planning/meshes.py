@@ -20,7 +20,7 @@ class LogicalMesh:
         model_axes: the axes over which weights may be split.
         used_axes: those along which some weight has to be: else their ranks would all compute
             the same.
-        expert_axes: the axes over which weights of experts may be split, expert by expert.
+        expert_axes: the axes over which weights of experts are split, expert by expert.
     """
 
     mesh: Mesh
@@ -44,10 +44,10 @@ class LogicalMesh:
         return self.mesh.group_size(self.batch_axes)
 
     @property
-    def shared_parts(self) -> int:
-        """Over how many of the ranks that split the batch weights may be split, too."""
+    def shared_axes(self) -> tuple[int, ...]:
+        """The axes that split the batch over which weights may be split, too."""
         own = {*self.model_axes, *self.expert_axes}
-        return self.mesh.group_size(tuple(axis for axis in self.batch_axes if axis in own))
+        return tuple(axis for axis in self.batch_axes if axis in own)
 
     @property
     def model_size(self) -> int:
@@ -85,8 +85,8 @@ def expert_meshes(mesh: Mesh, experts: int) -> list[LogicalMesh]:
     """List the logical meshes of a data, an expert and a model axis over the ranks.
 
     The batch is split over the data and the expert axis, whose ranks send each other what their
-    experts are for. (Without a model axis a mesh of two axes is the same, whose model axis splits
-    the batch.)
+    experts are for. (Where no weight is split otherwise, a mesh of a data and a model axis is the
+    same, with the batch over both.)
     """
     found = []
     for model_size in divisors(mesh.size)[1:]:

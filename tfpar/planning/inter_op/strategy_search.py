@@ -317,7 +317,10 @@ def plans_of_layouts(
         with_experts = [mesh for n in counts for mesh in expert_meshes(problem.meshes[0].mesh, n)]
         of_degrees: dict[LayoutDegrees, list[LogicalMesh]] = {}
         for mesh in with_expert_meshes(problem.meshes, [*dict.fromkeys(with_experts)]):
-            of_degrees.setdefault(_degrees(mesh, counts), []).append(mesh)
+            degrees = _degrees(mesh, counts)
+            if degrees.experts > 1:
+                mesh = dataclasses.replace(mesh, expert_axes=mesh.shared_axes)
+            of_degrees.setdefault(degrees, []).append(mesh)
         for degrees, meshes in of_degrees.items():
             own = problem.with_meshes(meshes)
             with request.progress.at(f"plans for {size} ranks of a stage"):
@@ -335,7 +338,7 @@ def _degrees(logical: LogicalMesh, experts: Collection[int]) -> LayoutDegrees:
     Args:
         experts: the numbers of experts that layers have.
     """
-    parts, over = logical.batch_parts, logical.shared_parts
+    parts, over = logical.batch_parts, logical.mesh.group_size(logical.shared_axes)
     spread = over if any(count % over == 0 for count in experts) else 1
     return LayoutDegrees(parts, logical.mesh.size // parts, spread)
 
