@@ -43,7 +43,7 @@ from tfpar.planning.pricing.sub_batches import SubBatchStep
 from tfpar.planning.problem import Problem
 from tfpar.plans import Plan
 from tfpar.propagation.engine import propagate
-from tfpar.spec import PlanError
+from tfpar.spec import PlanError, Shard
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -98,7 +98,10 @@ class StepPrices:
             with collection_paused():
                 key = degrees, count
                 if key not in self._counted:
-                    self._counted[key] = _Counted.of(self._step(degrees), self.layers, count)
+                    plan = self.plans[degrees].plan
+                    axes = [plan.mesh.axis(name) for name in plan.batch_axes]
+                    parts = self._step(degrees)
+                    self._counted[key] = _Counted.of(parts, self.layers, count, axes)
                 self._costs[layout] = self._counted[key].costs(layout, self.devices)
         return self._costs[layout]
 
@@ -202,6 +205,8 @@ class _Counted:
         sums, gathers: those of a step, the second behind the first.
         sent, returned: bytes of a microbatch that a rank sends past the end of each layer, and gets
             back.
+        shard_ratios: the part of the slots of each layer that a rank has where copies share them
+            out.
     """
 
     step: TaskPartition
@@ -211,13 +216,20 @@ class _Counted:
     gathers: Sequence[tuple[LayerExchange, ...]]
     sent: Sequence[float]
     returned: Sequence[float]
+    shard_ratios: Sequence[float]
     _prices: dict[tuple[str, bool], list[StageCostBreakdown]] = dataclasses.field(
         default_factory=dict
     )
 
     @classmethod
-    def of(cls, parts: SubBatchStep, layers: StepLayers, count: int) -> _Counted:
-        """Cut a step into `count` microbatches."""
+    def of(
+        cls, parts: SubBatchStep, layers: StepLayers, count: int, axes: Sequence[int]
+    ) -> _Counted:
+        """Cut a step into `count` microbatches.
+
+        Args:
+            axes: of the mesh, those that split the batch.
+        """
         cut = parts.cut(count)
         number = len(layers.times)
         ratio = parts.problem.step.state_ratio
@@ -237,6 +249,7 @@ class _Counted:
             exchanged("gathers"),
             _sent(step, "activations"),
             _sent(step, "gradients"),
+            _shard_ratios(step, axes),
         )
 
     def costs(self, layout: LayerLayout, devices: Mapping[str, Cluster]) -> list[LayerCost]:
@@ -258,7 +271,7 @@ class _Counted:
             fixed, away = stored.cost.fixed_bytes, 0.0
             slots = stored.state_bytes
             if layout.shard_slots:
-                slots *= _shard_ratio(sums, sizes)
+                slots *= self.shard_ratios[layer]
             fixed -= stored.state_bytes - slots
             if layout.offload_slots:
                 away, fixed, most = slots, fixed - slots, max(most, slots - kept)
@@ -310,12 +323,23 @@ def _is_sum(exchange: LayerExchange) -> bool:
     return exchange.kind == "all_reduce"
 
 
-def _shard_ratio(sums: Sequence[LayerExchange], sizes: tuple[int, ...]) -> float:
-    """The part of its slots that a rank has where copies share them out: those share the slots of a
-    weight that sum its gradient. (All do of most weights, and of experts those with the same.)"""
-    summed = [(e.num_bytes, math.prod(sizes[a] for a in e.axes)) for e in sums if _is_sum(e)]
-    total = sum(num_bytes for num_bytes, _ in summed)
-    return sum(num_bytes / copies for num_bytes, copies in summed) / total if total else 1.0
+def _shard_ratios(step: TaskPartition, axes: Sequence[int]) -> list[float]:
+    """The part of its slots that a rank of each layer has where copies share them out. Copies do
+    that hold the same of a weight: all of most weights, and of experts those with the same.
+
+    Args:
+        axes: of the mesh, those that split the batch.
+    """
+    sizes = step.laid.mesh.shape
+    whole, own = [0.0] * step.num_stages, [0.0] * step.num_stages
+    for variable, spec in step.laid.variable_specs.items():
+        if variable.trainable:
+            parts = math.prod(n for n, p in zip(sizes, spec, strict=True) if isinstance(p, Shard))
+            copies = math.prod(sizes[axis] for axis in axes if not isinstance(spec[axis], Shard))
+            layer = step.stage[variable.handle.op]
+            whole[layer] += variable.num_bytes / parts
+            own[layer] += variable.num_bytes / parts / copies
+    return [one / all_of if all_of else 1.0 for one, all_of in zip(own, whole, strict=True)]
 
 
 def _exchanges(step: TaskPartition) -> dict[tuple[int, str], list[LayerExchange]]:
