@@ -10,7 +10,8 @@ import pytest
 from tests.clusters import device, two_levels
 from tests.planning.problems import Captured, laid
 from tfpar.cluster import Cluster, Link
-from tfpar.pipeline import Pipeline
+from tfpar.pipeline import AUTO, Pipeline
+from tfpar.planning.candidates import name_of_plan
 from tfpar.planning.inter_op.strategy_search import plans_of_layouts, strategy_pipeline
 from tfpar.planning.inter_op.three_d.cost_table import LayerLayout, LayoutDegrees
 from tfpar.planning.inter_op.three_d.from_step import step_table
@@ -19,6 +20,7 @@ from tfpar.planning.inter_op.three_d.searches import Ranked, ranked_strategies
 from tfpar.planning.inter_op.three_d.strategy import Strategy3D
 from tfpar.planning.inter_op.three_d.time_terms import exchange_seconds, packed
 from tfpar.planning.intra_op.planners import find_planner
+from tfpar.planning.pipeline_search import ALL, search_step
 from tfpar.planning.request import PlanRequest
 from tfpar.planning.step_search import StepSearch
 from tfpar.plans import Plan
@@ -101,6 +103,16 @@ def test_nobody_shares_the_slots_of_experts_of_its_own():
 def test_annealing_spreads_experts_where_that_pays(link, experts):
     best = ranked_strategies(model(link), "anneal")[0].strategy
     assert (best.actors, best.data, best.tensor, best.experts) == (2, 2, 1, experts)
+
+
+@pytest.mark.slow
+def test_a_search_plans_what_the_table_ranks_first_on_that_mesh():
+    request = PlanRequest(MESH, machines(NARROW))
+    asked = Pipeline(AUTO, search="anneal")
+    plan = search_step(search(), request, dataclasses.replace(ALL, strategies=asked))[0]
+    names = [name_of_plan(plan), *(rival.name for rival in plan.findings.rivals)]
+    spread = [n for n in names if n.startswith("2 stages") and n.endswith("batch over model")]
+    assert spread, names
 
 
 def test_a_pipeline_runs_on_the_mesh_of_its_degrees_and_costs_what_its_layers_do():

@@ -178,6 +178,9 @@ def step_table(
     prices = StepPrices(plans, batch, most, devices, layers, shards, first.decides_offload)
     kinds = {f"layer {i}": StepLayer(prices, i) for i in range(len(layers.times))}
     names = [name for name, times in zip(kinds, layers.times, strict=True) for _ in range(times)]
+    # Gradients are added up within microbatches, which are calls of one function, and summed over
+    # ranks behind the last of them (`compile.local.microbatches`): nothing of that is overlapped
+    # with the backward pass of the same stage, and `cost.simulator` prices it so, too.
     return LayerCostTable(kinds, tuple(names), sums_overlap=False)
 
 
