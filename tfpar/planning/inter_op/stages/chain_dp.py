@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tfpar.planning.inter_op.stages.bounds import Bounds
+from tfpar.planning.inter_op.stages.bounds import SLACK, Bounds
 from tfpar.planning.inter_op.stages.memory_budget import MemoryBudget
 from tfpar.planning.inter_op.stages.order_partition import Stages
 from tfpar.planning.inter_op.stages.slowdowns import Paces
@@ -55,39 +56,69 @@ def minimize_chain_traffic(
         least_seconds: that a stage is to take.
     """
     count = len(graph.units)
-    received, work = _received(graph), _runs([unit.seconds for unit in graph.units])
+    runs = _Runs.of([unit.seconds for unit in graph.units], most_seconds / min(paces))
+    work, received = (
+        runs.sum([unit.seconds for unit in graph.units]),
+        runs.of_pairs(_received(graph)),
+    )
     sent, slowest = np.full(count + 1, np.inf), np.full(count + 1, np.inf)
     sent[0] = slowest[0] = 0.0
     begins = []
     for stage, pace in enumerate(paces):
         taken = work * pace
-        allowed = np.tri(count + 1, k=-1, dtype=bool).T & (taken <= most_seconds)
-        allowed &= taken >= least_seconds
-        allowed &= _runs([not first <= stage <= last for first, last in bounds]) == 0
+        allowed = runs.exist & (taken <= most_seconds) & (taken >= least_seconds)
+        allowed &= runs.sum([not first <= stage <= last for first, last in bounds]) == 0
         if rooms is not None:
-            held = _runs([rooms.of_unit(unit, stage) for unit in graph.units])
+            held = runs.sum([rooms.of_unit(unit, stage) for unit in graph.units])
             allowed &= held <= rooms.limit(stage)
-        total = np.where(allowed, sent[:, None] + received, np.inf)
-        least = total.min(axis=0)
-        longest = np.maximum(slowest[:, None], taken)
-        longest = np.where(np.isfinite(total) & (total == least[None, :]), longest, np.inf)
-        begins.append(longest.argmin(axis=0))
-        sent, slowest = least, longest.min(axis=0)
+        total = np.where(allowed, sent[runs.starts] + received, np.inf)
+        least = total.min(axis=1)
+        longest = np.maximum(slowest[runs.starts], taken)
+        longest = np.where(np.isfinite(total) & (total == least[:, None]), longest, np.inf)
+        begins.append(longest.argmin(axis=1))
+        sent, slowest = least, longest.min(axis=1)
     if np.isinf(sent[count]):
         return None
     stages, end = [0] * count, count
     for stage in reversed(range(len(paces))):
-        start = int(begins[stage][end])
+        start = int(runs.starts[end, begins[stage][end]])
         stages[start:end] = [stage] * (end - start)
         end = start
     return tuple(stages)
 
 
-def _runs(values: Sequence[float]) -> Floats:
-    """[start, end]: the sum of the values from one to the other, which is left out."""
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    runs: Floats = sums[None, :] - sums[:, None]
-    return runs
+class _Runs(NamedTuple):
+    """The runs of units that are short enough for a stage, by their end and, ascending, by where
+    they start: few of all in a deep model.
+
+    Attributes:
+        starts: [end, number]: where a run starts.
+        exist: whether there is such a run.
+    """
+
+    starts: NDArray[np.intp]
+    exist: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, seconds: Sequence[float], most_seconds: float) -> _Runs:
+        """Return the runs of units of these seconds that take so long at most, or a bit longer."""
+        before = np.concatenate([[0.0], np.cumsum(seconds)])
+        ends = np.arange(len(before))
+        first = np.searchsorted(before, before - most_seconds * (1 + SLACK))
+        width = max(1, int((ends - first).max()))
+        starts = ends[:, None] - np.arange(width, 0, -1)[None, :]
+        return cls(np.maximum(starts, 0), starts >= 0)
+
+    def sum(self, values: Sequence[float]) -> Floats:
+        """[end, number]: the sum of the values of the units of a run."""
+        sums = np.concatenate([[0.0], np.cumsum(values)])
+        found: Floats = sums[:, None] - sums[self.starts]
+        return found
+
+    def of_pairs(self, values: Floats) -> Floats:
+        """[end, number]: the values by start and end, of runs."""
+        found: Floats = values[self.starts, np.arange(len(self.starts))[:, None]]
+        return found
 
 
 def _received(graph: UnitGraph) -> Floats:

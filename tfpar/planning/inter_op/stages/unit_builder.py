@@ -44,6 +44,12 @@ from tfpar.planning.inter_op.stages.slowdowns import (
 from tfpar.planning.inter_op.stages.units import Flow, TiedWeight, Unit, UnitGraph
 from tfpar.spec import PlanError
 
+LEAST_GAIN = 1e-3
+"""Relative gain of the best cut below which finer units count as no help."""
+
+PATIENCE = 3
+"""Number of times in a row that finer units are no help, after which none are tried."""
+
 Level = Mapping[Op, Hashable]
 """By op, what it belongs to; levels from the coarsest to the finest."""
 
@@ -88,8 +94,8 @@ def assign_step(
         before: stages in which they do not fit into memory: others are found that may.
         links: between the devices of stages; None: what is sent takes no time.
         tolerance: as of `assign`. Finer units are
-            tried until the best cut keeps to that, or to what the longest op takes; if none does,
-            those are taken whose best cut is the fastest.
+            tried until the best cut keeps to that, or to what the longest op takes, as long as they
+            help; if none does, those are taken whose best cut is the fastest.
         layers: of the model, for messages.
         deadline: what is found by then is used.
 
@@ -106,17 +112,18 @@ def assign_step(
     joined, levels = together(graph, ops), _levels(graph, roles, ops)
     most = TOLERANCE if tolerance is None else tolerance
     depth = dict.fromkeys(ops, 0)
-    best, least = None, (True, math.inf)
+    best, least, in_vain = None, (True, math.inf), 0
     while True:
         parts = parts_in_order(ops, joined, levels, given, depth)
         units = _step_units(graph, roles, seconds, parts, given, layers)
         found = len(parts) < num_stages, _slowest(units.graph, paces)
+        is_better = (found[0], found[1] * (1 + LEAST_GAIN)) < least
+        in_vain = 0 if is_better or math.isinf(found[1]) else in_vain + 1
         if best is None or found < least or math.isinf(found[1]):
             best, least = units, found
         allowed = max(balanced_seconds(units.graph.seconds, paces), longest) * (1 + most)
-        finer = (
-            [] if found <= (False, allowed) else _too_large(units, depth, len(levels) - 1, paces)
-        )
+        is_done = found <= (False, allowed) or in_vain == PATIENCE
+        finer = [] if is_done else _too_large(units, depth, len(levels) - 1, paces)
         if not finer:
             rooms = None if before is None else before.rooms(best.graph, best.unit_of)
             try:
@@ -136,7 +143,7 @@ def assign_step(
                 finer = _too_large(units, depth, len(levels) - 1, paces)
                 if not finer:
                     raise
-                best = None
+                best, in_vain = None, 0
         depth.update((op, depth[op] + 1) for op in finer)
 
 
