@@ -71,5 +71,4 @@ def _cost(model: StrategyProblem, plan: AlpaPlan, stage: AlpaStage, ranks: range
 
 
 def _layout(plan: AlpaPlan, stage: AlpaStage) -> LayerLayout:
-    microbatch = plan.microbatch // stage.data
-    return LayerLayout(stage.data, stage.tensor, microbatch, stage.experts)
+    return LayerLayout(stage.data, stage.tensor, plan.microbatch // stage.data)
