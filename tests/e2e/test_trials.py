@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import keras
 import numpy as np
 import pytest
@@ -58,8 +60,10 @@ def test_trials_change_the_choice_and_no_number(tmp_path):
     assert predicted is not first and predicted.name.startswith("2 stages")
     assert len({trial.name for trial in plan.findings.trials}) == len(plan.findings.trials) == 3
     assert first.seconds == plan.cost.seconds
-    # The machines that explain what was measured, by which the others were left out.
-    assert first.corrected_s < 0.5 * first.seconds
+    # The machines that explain what was measured, by which the others were left out: how slow this
+    # one is says how far off the prediction was.
+    off, left = (math.log(s / first.measured_s) for s in (first.seconds, first.corrected_s))
+    assert abs(left) < 0.8 * abs(off)
     write_cluster(plan.corrected_cluster, tmp_path / "corrected.toml")
     asked_again = {"cluster": tmp_path / "corrected.toml", "pipeline": "auto", "planner": "tap"}
     again = tap.plan(deep, data, [2], **asked_again)
