@@ -50,7 +50,6 @@ from scripts.benchmark_columns.steps import (
 from scripts.benchmark_columns.three_d import (
     LARGE,
     LARGE_PLANNED,
-    PLANNED_SCALE,
     PUBLISHED,
     SCALE,
     THREE_D,
@@ -142,7 +141,6 @@ BLOCKS = {
     "three-d-large": Block(_AUTO3D, "three_d_large", table(LARGE)),
     "annealing": Block(_AUTO3D, "three_d_random", annealing),
     "three-d-scale": Block(_AUTO3D, "three_d_scale", table(SCALE)),
-    "planned-scale": Block(_AUTO3D, "planned_scale", table(PLANNED_SCALE)),
     "large-planned": Block(_AUTO3D, "large_planned", table(LARGE_PLANNED)),
     "three-d-published": Block(_AUTO3D, "three_d_published", table(PUBLISHED)),
     "three-d-trials": Block(_AUTO3D, "three_d_trials", table(TRIALS)),

@@ -49,14 +49,6 @@ SCALE: list[Column] = [
     ("ms each", lambda row: f"{row['search_cpu_s'] / row['evaluated'] * 1e3:.0f}"),
     ("stages x data x tensor", lambda row: row["strategy"].partition(", layers")[0]),
 ]
-PLANNED_SCALE: list[Column] = [
-    ("devices", number("devices", ",")),
-    ("layers", text("layers")),
-    ("CPU s", number("search_cpu_s", ".0f")),
-    ("peak GB", number("peak_bytes", ".1f", 1e-9)),
-    ("step s", number("step_s", ".2f")),
-    ("plan", text("plan")),
-]
 LARGE_PLANNED: list[Column] = [
     ("set-up", text("setup")),
     ("plan", text("plan")),
