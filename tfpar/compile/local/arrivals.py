@@ -96,7 +96,7 @@ def find_sliced_arrivals(
     What the step gives arrives whole, since all ranks get that.
 
     Args:
-        laid: the step in one layout.
+        laid: the step in one layout, in equal shares of the batch.
         num_axes: of its mesh that are of ranks, the first ones.
         stages: of ops.
         actors: that run each stage.

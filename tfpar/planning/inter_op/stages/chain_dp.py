@@ -55,12 +55,9 @@ def minimize_chain_traffic(
         rooms: what the devices of stages can hold, each stage by itself; None: everything.
         least_seconds: that a stage is to take.
     """
-    count = len(graph.units)
-    runs = _Runs.of([unit.seconds for unit in graph.units], most_seconds / min(paces))
-    work, received = (
-        runs.sum([unit.seconds for unit in graph.units]),
-        runs.of_pairs(_received(graph)),
-    )
+    count, seconds = len(graph.units), [unit.seconds for unit in graph.units]
+    runs = _Runs.of(seconds, most_seconds / min(paces))
+    work, received = runs.sum(seconds), runs.of_pairs(_received(graph))
     sent, slowest = np.full(count + 1, np.inf), np.full(count + 1, np.inf)
     sent[0] = slowest[0] = 0.0
     begins = []
