@@ -71,4 +71,5 @@ def _cost(model: StrategyProblem, plan: AlpaPlan, stage: AlpaStage, ranks: range
 
 
 def _layout(plan: AlpaPlan, stage: AlpaStage) -> LayerLayout:
-    return LayerLayout(stage.data, stage.tensor, plan.microbatch // stage.data)
+    microbatch = plan.microbatch // stage.data
+    return LayerLayout(stage.data, stage.tensor, microbatch, stage.experts)

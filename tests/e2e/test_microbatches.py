@@ -106,12 +106,16 @@ def test_a_loop_over_time_runs_in_each_microbatch():
     assert_equivalent(build, (x, y), tap.split([2]), options=accumulating(2))
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 def test_experts_exchange_tokens_in_each_microbatch():
-    x = rng.normal(size=(14, 6, 8)).astype("float32")
-    y = rng.normal(size=(14, 6, 3)).astype("float32")
+    x = rng.normal(size=(16, 6, 8)).astype("float32")
+    y = rng.normal(size=(16, 6, 3)).astype("float32")
     experts = [tap.batch("data"), tap.shard("moe/w_(in|out)", dim=0, axis="data")]
-    assert_equivalent(moe, (x, y), tap.split([2]), experts, options=accumulating(2))
+    options = accumulating(2)
+    parallel, _ = assert_equivalent(moe, (x, y), tap.split([2]), experts, options=options)
+    assert rounds_of(parallel) == 1, "no exchange waits for the tokens of all microbatches"
+    _, body = parallel.executable().local.graphs()
+    assert "AllToAll" in {op.type for op in body.ops}
 
 
 @pytest.mark.slow

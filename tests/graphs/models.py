@@ -195,6 +195,17 @@ def every_weight() -> keras.Model:
     return keras.Model(tokens, layers.Dense(10, name="head")(x))
 
 
+def mixture() -> keras.Model:
+    """Two layers whose experts weigh more than the tokens that they are sent."""
+    from tests.e2e.test_patterns import MoE
+
+    x = inputs = keras.Input((16, 8))
+    for i in range(2):
+        x = layers.Dense(8, "gelu", name=f"stem_{i}")(x)
+        x = x + MoE(4, 256, 6, name=f"moe_{i}")(x)
+    return compiled(keras.Model(inputs, layers.Dense(3)(x)), "adam")
+
+
 def recurrent() -> keras.Model:
     words = keras.Input((12,), dtype="int32")
     x = layers.Embedding(60, 16)(words)
@@ -244,6 +255,7 @@ MODELS: dict[str, tuple[Build, Any]] = {
     "normalized_by_kernels": (normalized_by_kernels, rows(16, 8, 8, 3)),
     "fused_attention": (fused_attention, rows(1, 16, 64)),
     "every_weight": (every_weight, (np.zeros((4, 8), "int32"), np.zeros((4, 8), "int32"))),
+    "mixture": (mixture, (tf.TensorSpec((16, 16, 8)), tf.TensorSpec((16, 16, 3)))),
     "recurrent": (recurrent, (np.zeros((8, 12), "int32"), np.zeros(8, "int32"))),
     "gpt_mixed": (mixed_gpt, BATCH),
     # in other sizes

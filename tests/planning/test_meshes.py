@@ -11,6 +11,7 @@ from tfpar.planning.meshes import (
     idle_mesh,
     logical_meshes,
     shapes,
+    with_expert_meshes,
 )
 from tfpar.spec import Mesh, Replicate, Shard
 
@@ -32,12 +33,26 @@ def test_every_split_of_the_ranks_is_a_candidate_data_parallelism_first():
 def test_experts_have_an_axis_beside_those_of_data_and_model_as_long_as_there_are_copies():
     found = expert_meshes(Mesh.of([4, 4]), experts=4)
     assert list(map(str, found)) == [
+        "data=4 x experts=2 x model=2, batch over data and experts",
         "data=2 x experts=4 x model=2, batch over data and experts",
+        "data=2 x experts=2 x model=4, batch over data and experts",
         "data=1 x experts=4 x model=4, batch over data and experts",
         "data=1 x experts=2 x model=8, batch over data and experts",
     ]
     assert {(mesh.model_axes, mesh.expert_axes) for mesh in found} == {((2,), (1,))}
+    assert {mesh.shared_axes for mesh in found} == {(1,)}
     assert expert_meshes(Mesh.of([4]), experts=3) == []
+
+
+def test_experts_get_an_axis_only_where_it_is_open_how_the_batch_is_split():
+    free, own = logical_meshes(Mesh.of([8])), expert_meshes(Mesh.of([8]), experts=2)
+    found = with_expert_meshes(free, own)
+    assert found[-len(own) :] == own and {len(mesh.mesh.shape) for mesh in found[: -len(own)]} == {
+        2
+    }
+    chosen = [mesh for mesh in free if mesh.batch_parts == 2]
+    assert with_expert_meshes(chosen, own) == chosen and len(chosen) > 1
+    assert with_expert_meshes(free, []) == free
 
 
 @pytest.mark.parametrize("size", [1, 2, 6, 12])

@@ -178,10 +178,10 @@ def test_along_axes_that_must_be_whole_everything_is_gathered():
 def test_what_is_planned_for_the_first_axes_holds():
     planned = OpStrategy(((1, (None, 1)),), specs("S(1)", "S(0)"), specs("P(sum)"))
     found = ran(product(), ("S(0),S(0)", "R,R"), mesh=GRID, planned=planned)
-    assert found == "S(1),S(0); S(0),R -> P(sum),S(0)"
+    assert found == "S(1),S(0/2); S(0),R -> P(sum),S(0/2)", "rows stay where they are"
     carried = OpStrategy(((CARRY, (None, 1)),), specs("P(sum)", "R"), specs("P(sum)"))
     found = ran(product(), ("S(0),S(0)", "R,R"), mesh=GRID, planned=carried)
-    assert found == "P(sum),S(0); R,R -> P(sum),S(0)"
+    assert found == "P(sum),S(0/2); R,R -> P(sum),S(0/2)"
 
 
 def test_a_sparse_op_gathers_little_where_it_would_reduce_much():

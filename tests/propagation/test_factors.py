@@ -10,6 +10,7 @@ from tfpar.propagation.factors import (
     shard_of,
     size_after,
     spec_of,
+    split_in_place,
     split_of,
     splits_of,
 )
@@ -32,6 +33,21 @@ def merged():
 
 
 K = (1, PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "before", "after", "expected"),
+    [
+        (PLAIN, 4, 4, PLAIN),
+        (PLAIN, 4, 8, (4, 1)),  # blocks of each four
+        ((4, 1), 8, 4, PLAIN),  # and back
+        (PLAIN, 8, 4, PLAIN),  # of what an axis before has split, no block is in place
+        ((2, 1), 4, 8, (2, 1)),  # runs of two are runs of two in more of them
+        (PLAIN, 3, 8, PLAIN),  # blocks of three with padding are none of eight
+    ],
+)
+def test_a_split_in_place_holds_the_same_entries(pattern, before, after, expected):
+    assert split_in_place((0, pattern), [before], [after]) == (0, expected)
 
 
 def test_a_split_shows_in_each_operand_that_has_the_factor():

@@ -53,7 +53,7 @@ def test_what_a_plan_says_of_the_first_axes_holds_and_the_rest_follows():
     short = begun(prepared, PAIR, {}, ["S(1)", "S(0)"])
     planned = strategy_by_rule(short, op)
     strategy = strategy_by_rule(given, op, planned=planned)
-    assert strategy.splits[0] == planned.splits[0] and strategy.out_specs == specs("P(sum),S(0)")
+    assert strategy.splits[0] == planned.splits[0] and strategy.out_specs == specs("P(sum),S(0/2)")
 
 
 def test_variables_that_contradict_each_other_raise():

@@ -20,7 +20,7 @@ class LogicalMesh:
         model_axes: the axes over which weights may be split.
         used_axes: those along which some weight has to be: else their ranks would all compute
             the same.
-        expert_axes: the axes over which weights of experts may be split, expert by expert.
+        expert_axes: the axes over which weights of experts are split, expert by expert.
     """
 
     mesh: Mesh
@@ -42,6 +42,12 @@ class LogicalMesh:
     def batch_parts(self) -> int:
         """In how many parts the batch is split."""
         return self.mesh.group_size(self.batch_axes)
+
+    @property
+    def shared_axes(self) -> tuple[int, ...]:
+        """The axes that split the batch over which weights may be split, too."""
+        own = {*self.model_axes, *self.expert_axes}
+        return tuple(axis for axis in self.batch_axes if axis in own)
 
     @property
     def model_size(self) -> int:
@@ -79,17 +85,27 @@ def expert_meshes(mesh: Mesh, experts: int) -> list[LogicalMesh]:
     """List the logical meshes of a data, an expert and a model axis over the ranks.
 
     The batch is split over the data and the expert axis, whose ranks send each other what their
-    experts are for. These are over as many ranks as they can be: so each rank has few of them, and
-    sums gradients over few others.
+    experts are for. (Where no weight is split otherwise, a mesh of a data and a model axis is the
+    same, with the batch over both.)
     """
     found = []
     for model_size in divisors(mesh.size)[1:]:
         copies = mesh.size // model_size
-        over = math.gcd(experts, copies)
-        if over > 1:
+        for over in divisors(math.gcd(experts, copies))[1:]:
             axes = Mesh(("data", "experts", "model"), (copies // over, over, model_size))
             found.append(LogicalMesh(axes, (0, 1), (2,), (2,), (1,)))
     return found
+
+
+def with_expert_meshes(
+    meshes: Sequence[LogicalMesh], found: Sequence[LogicalMesh]
+) -> list[LogicalMesh]:
+    """Add meshes with an axis for experts to the candidates: a third axis is theirs then, and not
+    another one for all weights. Candidates that all split the batch in as many parts are those that
+    somebody chose, and stay."""
+    if not found or len({logical.batch_parts for logical in meshes}) == 1:
+        return list(meshes)
+    return [*(one for one in meshes if len(one.used_axes) < 2), *found]
 
 
 def given_mesh(mesh: Mesh, batch_axes: Sequence[str]) -> LogicalMesh:

@@ -39,6 +39,7 @@ from tfpar.propagation.factors import (
     shard_of,
     size_after,
     spec_of,
+    split_in_place,
     split_of,
 )
 from tfpar.rules.rule import PLAIN, Dims, OpRule
@@ -132,6 +133,10 @@ def choose_strategy(
         placed = [
             _placed(rule.inputs[i], specs[i], axis, seen[i], parts) for i in range(len(specs))
         ]
+        in_place = [
+            None if own is None else split_in_place(own, left, sizes)
+            for own, left in zip(placed, seen, strict=True)
+        ]
         if planned is not None and axis < len(planned.splits):
             split, group, reduction = _along(planned, axis)
         else:
@@ -140,6 +145,7 @@ def choose_strategy(
                 operands,
                 specs,
                 placed,
+                in_place,
                 sizes,
                 axis,
                 mesh,
@@ -301,6 +307,7 @@ def _choose_axis(
     operands: Sequence[OperandState],
     specs: Sequence[Spec | None],
     placed: Sequence[Split | None],
+    in_place: Sequence[Split | None],
     sizes: Sequence[int],
     axis: int,
     mesh: Mesh,
@@ -324,14 +331,12 @@ def _choose_axis(
         best = min(
             best, (cost, 3 if forced else 1, 0.0, (CARRY, PLAIN), group, reduction), key=_order
         )
-    found = [s for s in placed if s is not None and s[0] >= 0]
+    found = [s for s in (*in_place, *placed) if s is not None and s[0] >= 0]
     for split in dict.fromkeys(found or _scatters(rule, placements, specs, sizes, axis, mesh)):
-        # The input's own spec may split a factor along an earlier axis that this op leaves whole:
-        # then the factor has another size here than it has in the input.
         if not may_split(rule, split, sizes, parts):
             continue
         factor = split[0]
-        cost, settled = _split_cost(rule, operands, placements, placed, sizes, split, parts)
+        cost, settled = _split_cost(rule, operands, placements, in_place, sizes, split, parts)
         if sparse and factor in rule.reduce:
             cost += 2.0 * out_bytes * _left(rule, sizes)
         # Among equals, leave in place what is largest; a reduced factor loses ties.
@@ -455,7 +460,7 @@ def _split_cost(
     rule: OpRule,
     operands: Sequence[OperandState],
     placements: Sequence[Placement],
-    placed: Sequence[Split | None],
+    in_place: Sequence[Split | None],
     sizes: Sequence[int],
     split: Split,
     parts: int,
@@ -471,7 +476,7 @@ def _split_cost(
                 cost += operand.moving(operand.num_bytes)
             elif isinstance(placement, Partial):
                 cost += operand.moving(2.0 * operand.num_bytes)
-        elif placement is want and placed[i] == split:
+        elif in_place[i] == split and (placement is want or len(rule.inputs[i][want.dim]) == 1):
             settled += operand.num_bytes
         elif operand.pinned:
             return _INFINITE, 0.0

@@ -83,6 +83,25 @@ def split_of(dims: Dims, shard: Shard, sizes: Sequence[int], parts: int) -> Spli
     return None
 
 
+def split_in_place(split: Split, before: Sequence[int], after: Sequence[int]) -> Split:
+    """Return the split that leaves entries where `split` has them, in factors of other sizes; the
+    same one if there is none.
+
+    Earlier axes may split a factor of an input that they leave whole in the op, or the other way
+    round: blocks of the one are strided in the other.
+
+    Args:
+        before, after: the sizes of factors as earlier axes leave them in the input, and in the op.
+    """
+    factor, (stride, unit) = split
+    if factor < 0 or before[factor] == after[factor]:
+        return split
+    stride = before[factor] if stride is None else stride
+    if stride == after[factor]:
+        return factor, (None, unit)
+    return (factor, (stride, unit)) if fits(after[factor], (stride, unit)) else split
+
+
 def spec_of(
     dims: Dims, rule: OpRule, splits: Splits, mesh_shape: Sequence[int], is_output: bool = False
 ) -> Spec:

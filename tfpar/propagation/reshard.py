@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from tfpar.ir.graph import Op, Tensor
@@ -60,8 +61,8 @@ def lower_reshard(
 
     Free local slices come first (they shrink what follows), then reductions, then
     moves between dimensions (plain blocks only; strided ones are gathered and cut), then
-    gathers; a dimension split by several axes is undone from its minor end. All-reduces over
-    several axes are one step.
+    gathers; a dimension split by several axes is undone from its minor end, unless the minor axes
+    keep their rows (`_outer_step`). All-reduces over several axes are one step.
 
     Raises:
         SpecError: the target is Partial where the source is sharded.
@@ -71,6 +72,7 @@ def lower_reshard(
     while current != target:
         step = (
             _slice_step(current, target)
+            or _outer_step(current, target, shape, mesh)
             or _reduce_step(current, target)
             or _all_to_all_step(current, target)
             or _gather_step(current, target)
@@ -170,6 +172,71 @@ def _gather_step(current: Spec, target: Spec) -> ReshardStep | None:
         if _must_leave(current, target, axis) and _is_innermost(current, axis):
             return ReshardStep("all_gather", (axis,), current, _replace(current, axis, Replicate()))
     return None
+
+
+def _outer_step(
+    current: Spec, target: Spec, shape: tuple[int, ...], mesh: Mesh
+) -> ReshardStep | None:
+    """A step of one axis, in whose blocks others split the same dim and keep their rows.
+
+    Eight rows over "data" and two microbatches, whose experts are over "data", too:
+
+        rows of microbatch 0    S(0),S(0)      0 1 on rank 0, 4 5 on rank 1
+        with all experts there  R,S(0/4)       0 1 4 5: two of each four
+
+    So ranks exchange rows of one microbatch at a time. With R,S(0) it had 0 1 2 3, and none could
+    be sent before all microbatches are there.
+    """
+    for axis, (placement, wanted) in enumerate(zip(current, target, strict=True)):
+        kind = _KINDS.get((type(placement), type(wanted)))
+        if kind is None or placement == wanted:
+            continue
+        before = _without(current, axis, shape, mesh)
+        after = _without(target, axis, shape, mesh)
+        dims = {p.dim for p in (placement, wanted) if isinstance(p, Shard)}
+        have, want = _split_by(before, dims), _split_by(after, dims)
+        if have and have == want:
+            made = (
+                t if a == axis or a in want else c
+                for a, (c, t) in enumerate(zip(current, target, strict=True))
+            )
+            reduction = placement.op if isinstance(placement, Partial) else "sum"
+            return ReshardStep(kind, (axis,), current, tuple(made), reduction)
+    return None
+
+
+_KINDS: Mapping[tuple[type[Placement], type[Placement]], str] = {
+    (Shard, Shard): "all_to_all",
+    (Shard, Replicate): "all_gather",
+    (Replicate, Shard): "slice",
+    (Partial, Shard): "reduce_scatter",
+}
+"""Step from one placement along an axis to another, of plain blocks."""
+
+
+def _without(spec: Spec, axis: int, shape: tuple[int, ...], mesh: Mesh) -> Spec | None:
+    """The spec with all along `axis`, where the axes behind it keep their rows; None if they have
+    none of their own there, or blocks are not even."""
+    gone = spec[axis]
+    found = list(spec)
+    found[axis] = Replicate()
+    if not isinstance(gone, Shard):
+        return tuple(found)
+    if not _is_plain(gone) or isinstance(mesh, UnevenMesh):
+        return None
+    length = shape[gone.dim]
+    for other, shard in _stack(spec, gone.dim):
+        if not shard.fits(length) or not shard.is_even(length, mesh.shape[other]):
+            return None
+        if other > axis and shard.stride is None:
+            found[other] = Shard(gone.dim, length, shard.unit)
+        length = shard.local_length(length, mesh.shape[other])
+    return tuple(found)
+
+
+def _split_by(spec: Spec | None, dims: Collection[int]) -> dict[int, Placement]:
+    """The placements that split one of these dims, by axis; none of no spec."""
+    return {a: p for a, p in enumerate(spec or ()) if isinstance(p, Shard) and p.dim in dims}
 
 
 def _keep_first_step(current: Spec, target: Spec) -> ReshardStep | None:

@@ -119,6 +119,11 @@ def test_all_pairs_on_two_axes():
     assert len(pairs) > 400
 
 
+def test_all_pairs_where_the_minor_axis_may_keep_its_rows():
+    pairs = check_all_pairs((8, 4), Mesh.of([2, 2]), (*PLACEMENTS[:3], Shard(0, 4), Partial("sum")))
+    assert len(pairs) > 400
+
+
 @pytest.mark.parametrize("shape", [(6, 6), (7, 12), (2, 3)])
 def test_all_pairs_on_three_ranks(shape):
     placements = (*PLACEMENTS, Shard(0, None, shape[0]), Shard(1, 3, 3), Partial("max"))

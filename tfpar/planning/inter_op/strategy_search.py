@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tfpar.cluster.description import Cluster, Device
@@ -29,6 +29,7 @@ from tfpar.planning.candidates import (
     describe_pipeline,
 )
 from tfpar.planning.drive import SearchResult
+from tfpar.planning.folding.folded_model import folded_model
 from tfpar.planning.inter_op.choosing import choose, needed_bytes, order_of, reason_of
 from tfpar.planning.inter_op.enumerate_pipelines import (
     is_even,
@@ -39,6 +40,7 @@ from tfpar.planning.inter_op.pipeline_options import MOST, PipelineOptions
 from tfpar.planning.inter_op.placing import Placing, Proposing
 from tfpar.planning.inter_op.three_d.alpa import AlpaPlan, submesh_sizes
 from tfpar.planning.inter_op.three_d.baselines import alpa
+from tfpar.planning.inter_op.three_d.cost_table import LayoutDegrees
 from tfpar.planning.inter_op.three_d.from_step import LaidOut, step_table
 from tfpar.planning.inter_op.three_d.problem import StrategyProblem
 from tfpar.planning.inter_op.three_d.searches import (
@@ -49,8 +51,9 @@ from tfpar.planning.inter_op.three_d.searches import (
 )
 from tfpar.planning.inter_op.three_d.strategy import Strategy3D
 from tfpar.planning.inter_op.three_d.strategy_cost import strategy_cost
+from tfpar.planning.intra_op.weights import expert_counts
 from tfpar.planning.memory.relayout import fastest_plan
-from tfpar.planning.meshes import LogicalMesh
+from tfpar.planning.meshes import LogicalMesh, expert_meshes, with_expert_meshes
 from tfpar.planning.request import PlanRequest
 from tfpar.planning.step_search import StepEvaluator, StepSearch
 from tfpar.plans import Candidate, PipelinePlan
@@ -79,9 +82,6 @@ OF_ALL = "anneal", "exhaustive", "random"
 
 MOST_SUBMESHES = 12
 """Sizes of submeshes beyond which layouts are planned for those alone that divide all ranks."""
-
-Degrees = tuple[int, int]
-"""Copies of a stage, and ranks that its weights may be split over."""
 
 
 class StrategyPipeline(NamedTuple):
@@ -253,7 +253,7 @@ def propose(
     plans = plans_of_layouts(search, request, sizes)
     if not plans:
         return
-    most = {degrees: MOST * size // math.prod(degrees) for degrees in plans}
+    most = {degrees: MOST * size // degrees.size for degrees in plans}
     table = step_table(plans, batch_size, most, cluster, shards=not cluster.one_memory)
     model = StrategyProblem(table, cluster, batch_size, most_virtual=8 if least == 1 else 1)
     with request.progress.at(f"{asked.search} search of strategies", request.budget.seconds):
@@ -302,28 +302,45 @@ def _submeshes(cluster: Cluster) -> list[int]:
 
 def plans_of_layouts(
     search: StepSearch, request: PlanRequest, sizes: Sequence[int]
-) -> dict[Degrees, LaidOut]:
+) -> dict[LayoutDegrees, LaidOut]:
     """Find the plan that is fastest, whatever it stores, of each layout that the ranks of a stage
-    can have: of the logical meshes that split the batch in as many parts.
+    can have: of the logical meshes that split the batch in as many parts, and experts over as many
+    ranks.
 
     Args:
         sizes: the numbers of ranks of a stage.
     """
-    found: dict[Degrees, LaidOut] = {}
+    found: dict[LayoutDegrees, LaidOut] = {}
     for size in sizes:
         problem = search.problem(request.with_pipeline(_beside_others(size, request.mesh.size)))
-        by_parts: dict[int, list[LogicalMesh]] = {}
-        for mesh in problem.meshes:
-            by_parts.setdefault(mesh.batch_parts, []).append(mesh)
-        for parts, meshes in by_parts.items():
+        counts = expert_counts(folded_model(problem, 2))
+        with_experts = [mesh for n in counts for mesh in expert_meshes(problem.meshes[0].mesh, n)]
+        of_degrees: dict[LayoutDegrees, list[LogicalMesh]] = {}
+        for mesh in with_expert_meshes(problem.meshes, [*dict.fromkeys(with_experts)]):
+            degrees = _degrees(mesh, counts)
+            if degrees.experts > 1:
+                mesh = dataclasses.replace(mesh, expert_axes=mesh.shared_axes)
+            of_degrees.setdefault(degrees, []).append(mesh)
+        for degrees, meshes in of_degrees.items():
             own = problem.with_meshes(meshes)
             with request.progress.at(f"plans for {size} ranks of a stage"):
                 try:
                     plan = fastest_plan(own, search.planner)
                 except PlanError:  # none satisfies the constraints
                     continue
-            found[parts, size // parts] = LaidOut(plan, own)
+            found[degrees] = LaidOut(plan, own)
     return found
+
+
+def _degrees(logical: LogicalMesh, experts: Collection[int]) -> LayoutDegrees:
+    """The degrees of layouts on a mesh.
+
+    Args:
+        experts: the numbers of experts that layers have.
+    """
+    parts, over = logical.batch_parts, logical.mesh.group_size(logical.shared_axes)
+    spread = over if any(count % over == 0 for count in experts) else 1
+    return LayoutDegrees(parts, logical.mesh.size // parts, spread)
 
 
 def _beside_others(size: int, ranks: int) -> Pipeline | None:
@@ -335,7 +352,7 @@ def _beside_others(size: int, ranks: int) -> Pipeline | None:
 
 
 def _unlike_pipeline(
-    plan: AlpaPlan, plans: Mapping[Degrees, LaidOut], batch_size: int
+    plan: AlpaPlan, plans: Mapping[LayoutDegrees, LaidOut], batch_size: int
 ) -> StrategyPipeline:
     """Stages on as many ranks as Alpa gives each, those of one size in one layout."""
     pipeline = Pipeline(
@@ -343,18 +360,18 @@ def _unlike_pipeline(
         microbatches=batch_size // plan.microbatch,
         schedule=AUTO,
     )
-    shapes = dict.fromkeys((stage.data, stage.tensor) for stage in plan.stages)
+    shapes = dict.fromkeys(stage.degrees for stage in plan.stages)
     meshes = tuple(mesh for shape in shapes for mesh in plans[shape].problem.meshes)
     return StrategyPipeline(pipeline, pipeline.rank_order or (), meshes)
 
 
 def strategy_pipeline(
-    ranked: Ranked, plans: Mapping[Degrees, LaidOut], batch_size: int
+    ranked: Ranked, plans: Mapping[LayoutDegrees, LaidOut], batch_size: int
 ) -> StrategyPipeline:
     """The pipeline that a strategy runs in."""
     strategy = ranked.strategy
     microbatches = batch_size // (strategy.data * strategy.microbatch)
-    meshes = tuple(plans[strategy.data, strategy.tensor].problem.meshes)
+    meshes = tuple(plans[strategy.layout(0).degrees].problem.meshes)
     if strategy.actors == 1:
         return StrategyPipeline(Pipeline(microbatches=microbatches), (), meshes, ranked.seconds)
     pipeline = Pipeline(

@@ -60,11 +60,12 @@ def collective_penalty(best: FoldedPlan, problem: Problem) -> float:
 def baselines(problem: Problem, model: FoldedModel) -> Iterator[FoldedPlan]:
     """Nothing split, and data parallelism; under constraints, what they ask for and no more.
 
-    All variables lie in it as propagation has it.
+    All variables lie in it as propagation has it. On a mesh whose experts are to be split there is
+    none.
     """
     given = {name: fixed.spec for name, fixed in problem.given.variables.items()}
     for logical in (problem.meshes[0], idle_mesh(problem.meshes)):
-        if logical is None:
+        if logical is None or logical.expert_axes:
             continue
         whole = replicated_spec(logical.mesh.num_axes)
         variables = model.prepared.graph.variables

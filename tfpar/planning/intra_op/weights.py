@@ -19,7 +19,7 @@ class WeightGroup:
     """Weights with one spec: those at one place of a block's instances.
 
     Attributes:
-        options: the first one is whole.
+        options: the first one is whole, but for experts.
     """
 
     variables: Sequence[Variable]
@@ -45,7 +45,7 @@ def weight_groups(problem: Problem, model: FoldedModel, logical: LogicalMesh) ->
         if not variables or len(variables[0].shape) < 2 or not logical.model_axes:
             continue
         options = weight_options(variables[0], model, logical)
-        if len(options) > 1:
+        if options != [replicated_spec(logical.mesh.num_axes)]:
             groups.append(WeightGroup(variables, options))
     return sorted(groups, key=lambda group: known[group.name][0])
 
@@ -53,13 +53,19 @@ def weight_groups(problem: Problem, model: FoldedModel, logical: LogicalMesh) ->
 def weight_options(variable: Variable, model: FoldedModel, logical: LogicalMesh) -> list[Spec]:
     """Whole; split along one model axis, unless each of several has to be used; and row- and
     column-first: one dim along one axis and another along the next (ATP §3.2), as experts are that
-    are split themselves."""
+    are split themselves. Weights of experts are split over an axis for these in any case: else the
+    mesh without it is the same."""
     whole = replicated_spec(logical.mesh.num_axes)
     found = splits(variable, model.prepared, logical.mesh, logical.model_axes)
+    by_expert: list[tuple[int, Shard]] = []
     if logical.expert_axes:
         experts = expert_dims(variable, model.prepared)
-        by_expert = splits(variable, model.prepared, logical.mesh, logical.expert_axes)
-        found = [*((axis, shard) for axis, shard in by_expert if shard.dim in experts), *found]
+        by_expert = [
+            (axis, shard)
+            for axis, shard in splits(variable, model.prepared, logical.mesh, logical.expert_axes)
+            if shard.dim in experts and variable.shape[shard.dim] % logical.mesh.shape[axis] == 0
+        ]
+        found = [*dict.fromkeys([*by_expert, *found])]
     options = [whole]
     if len(logical.used_axes) < 2:
         options += [(*whole[:axis], shard, *whole[axis + 1 :]) for axis, shard in found]
@@ -68,7 +74,17 @@ def weight_options(variable: Variable, model: FoldedModel, logical: LogicalMesh)
             spec: list[Placement] = list(whole)
             spec[one], spec[other] = outer, inner
             options.append(tuple(spec))
-    return options
+    spread = [spec for spec in options if any(spec[axis] is shard for axis, shard in by_expert)]
+    return spread or options
+
+
+def expert_counts(model: FoldedModel) -> list[int]:
+    """Return the numbers of experts that layers of the model have, each once; none without
+    experts."""
+    weights = [group[0] for group in model.folded.groups if group[0].trainable]
+    return sorted(
+        {weight.shape[dim] for weight in weights for dim in expert_dims(weight, model.prepared)}
+    )
 
 
 def resembling(spec: Spec | None, group: WeightGroup) -> int | None:

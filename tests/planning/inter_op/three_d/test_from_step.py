@@ -47,7 +47,7 @@ def model() -> StrategyProblem:
 
 def planned(data: int, microbatches: int, recompute: bool = False) -> Plan:
     pipeline = Pipeline(2, microbatches, recompute=recompute)
-    problem = model().table.kinds["layer 0"].prices.plans[data, 2 // data].problem
+    problem = model().table.kinds["layer 0"].prices.plans[data, 2 // data, 1].problem
     request = PlanRequest(
         MESH.sized(MESH.size // 2),
         CLUSTER,

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from tfpar.cluster.description import Cluster
 from tfpar.cost.closed_form import pipeline_seconds
-from tfpar.planning.inter_op.three_d.cost_table import LayerExchange, LayerLayout
+from tfpar.planning.inter_op.three_d.cost_table import LayerExchange, LayerLayout, LayoutDegrees
 from tfpar.planning.inter_op.three_d.problem import StrategyProblem
 from tfpar.planning.inter_op.three_d.strategy import Strategy3D
 from tfpar.planning.inter_op.three_d.time_terms import exchange_seconds, packed
@@ -39,16 +39,23 @@ from tfpar.spec import PlanError
 
 
 class AlpaStage(NamedTuple):
-    """Layers on a submesh: copies that share a microbatch, each split over tensor ranks."""
+    """Layers on a submesh: copies that share a microbatch, each split over tensor ranks, and
+    experts over some of the copies."""
 
     layers: range
     data: int
     tensor: int
+    experts: int = 1
+
+    @property
+    def degrees(self) -> LayoutDegrees:
+        """The degrees of its layout."""
+        return LayoutDegrees(self.data, self.tensor, self.experts)
 
     @property
     def size(self) -> int:
         """Number of ranks."""
-        return self.data * self.tensor
+        return self.degrees.size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,15 +74,15 @@ class AlpaPlan:
 
     def strategy(self) -> Strategy3D | None:
         """Convert the plan to a strategy, whose stages are equal; None if they are not."""
-        shapes = {(stage.data, stage.tensor) for stage in self.stages}
+        shapes = {stage.degrees for stage in self.stages}
         if len(shapes) > 1:
             return None
-        ((data, tensor),) = shapes
+        ((data, tensor, experts),) = shapes
         counts = tuple(len(stage.layers) for stage in self.stages)
-        return Strategy3D(data, tensor, self.microbatch // data, counts)
+        return Strategy3D(data, tensor, self.microbatch // data, counts, experts=experts)
 
     def __str__(self) -> str:
-        stages = " + ".join(f"{len(s.layers)} on {s.data} x {s.tensor}" for s in self.stages)
+        stages = " + ".join(f"{len(s.layers)} on {s.degrees}" for s in self.stages)
         return f"{len(self.stages)} stages, microbatches of {self.microbatch}, layers {stages}"
 
 
@@ -115,8 +122,7 @@ class _Priced(NamedTuple):
     """A shape of a submesh, with some layers; kept bytes are those of a microbatch."""
 
     seconds: float
-    data: int
-    tensor: int
+    degrees: LayoutDegrees
     fixed_bytes: float
     kept_bytes: float
 
@@ -133,14 +139,14 @@ class SubmeshCosts:
     """
 
     def __init__(
-        self, model: StrategyProblem, microbatch: int, shape: tuple[int, int] | None = None
+        self, model: StrategyProblem, microbatch: int, shape: LayoutDegrees | None = None
     ) -> None:
         self.model, self.microbatch, self._shape = model, microbatch, shape
         self.count = model.batch // microbatch
         self._priced: dict[tuple[tuple[tuple[str, int], ...], int], list[_Priced]] = {}
         self.sizes = submesh_sizes(model.cluster)
         if shape is not None:
-            self.sizes = [size for size in self.sizes if size == math.prod(shape)]
+            self.sizes = [size for size in self.sizes if size == shape.size]
 
     def of_one_shape(self) -> Iterator[SubmeshCosts]:
         """Yield the costs with submeshes of one shape, for each shape that there is."""
@@ -154,10 +160,10 @@ class SubmeshCosts:
         shape."""
         kinds = tuple(sorted(collections.Counter(map(self._name, layers)).items()))
         if (kinds, size) not in self._priced:
-            self._priced[kinds, size] = [self._price(kinds, *shape) for shape in self._shapes(size)]
+            self._priced[kinds, size] = [self._price(kinds, shape) for shape in self._shapes(size)]
         alive, memory = min(in_flight, self.count), self.model.cluster.devices[0].memory_bytes
         fitting = [
-            (priced.seconds, AlpaStage(layers, priced.data, priced.tensor))
+            (priced.seconds, AlpaStage(layers, *priced.degrees))
             for priced in self._priced[kinds, size]
             if priced.fixed_bytes + alive * priced.kept_bytes <= memory
         ]
@@ -166,21 +172,24 @@ class SubmeshCosts:
     def _name(self, layer: int) -> str:
         return self.model.table.layers[layer]
 
-    def _shapes(self, size: int) -> Iterator[tuple[int, int]]:
+    def _shapes(self, size: int) -> Iterator[LayoutDegrees]:
         device = self.model.cluster.devices[0].name
         if self._shape is not None:
             yield self._shape
             return
         for tensor in sorted({tensor for tensor, _ in self.model.table.shapes}):
             data, rest = divmod(size, tensor)
-            if not rest and data and self.microbatch % data == 0:
-                layout = LayerLayout(data, tensor, self.microbatch // data)
-                if self.model.table.has([device], layout):
-                    yield data, tensor
+            if rest or not data or self.microbatch % data:
+                continue
+            for experts in self.model.table.expert_degrees:
+                layout = LayerLayout(data, tensor, self.microbatch // data, experts)
+                if data % experts == 0 and self.model.table.has([device], layout):
+                    yield layout.degrees
 
-    def _price(self, kinds: tuple[tuple[str, int], ...], data: int, tensor: int) -> _Priced:
-        table, layout = self.model.table, LayerLayout(data, tensor, self.microbatch // data)
-        device, part = self.model.cluster.devices[0].name, _first(self.model.cluster, data * tensor)
+    def _price(self, kinds: tuple[tuple[str, int], ...], shape: LayoutDegrees) -> _Priced:
+        table = self.model.table
+        layout = LayerLayout(shape.data, shape.tensor, self.microbatch // shape.data, shape.experts)
+        device, part = self.model.cluster.devices[0].name, _first(self.model.cluster, shape.size)
         seconds = fixed = kept = update = 0.0
         once: list[LayerExchange] = []
         sizes: tuple[int, ...] = ()
@@ -194,7 +203,7 @@ class SubmeshCosts:
             update += count * cost.update_s.get(device, 0.0)
             sizes = cost.sizes
         sync = (exchange_seconds(packed(once), sizes, part) + update) / self.count
-        return _Priced(seconds + sync, data, tensor, fixed, kept)
+        return _Priced(seconds + sync, shape, fixed, kept)
 
 
 def _best(stages: SubmeshCosts, limit: float) -> AlpaPlan | None:

@@ -94,7 +94,8 @@ def _all_as_the_slowest(model: StrategyProblem) -> Cluster:
 
     def seconds(name: str) -> float:
         layouts = [
-            LayerLayout(d.data, d.tensor, d.microbatch) for d in StrategySpace(model).degrees
+            LayerLayout(d.data, d.tensor, d.microbatch, d.experts)
+            for d in StrategySpace(model).degrees
         ]
         layouts = [one for one in layouts if table.has([name], one)]
         return sum(sum(table.passes(kind, name, one)) for kind in table.layers for one in layouts)

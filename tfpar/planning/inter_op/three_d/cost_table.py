@@ -37,6 +37,24 @@ class ProfileKey(NamedTuple):
     experts: int = 1
 
 
+class LayoutDegrees(NamedTuple):
+    """Degrees of a layout: copies of a stage, ranks that each layer is split over, and copies that
+    share the experts of a layer out among them."""
+
+    data: int
+    tensor: int
+    experts: int = 1
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.data * self.tensor
+
+    def __str__(self) -> str:
+        experts = f", experts over {self.experts}" if self.experts > 1 else ""
+        return f"{self.data} x {self.tensor}{experts}"
+
+
 class LayerLayout(NamedTuple):
     """Layout of a stage's layers over its ranks, and the microbatch of each copy.
 
@@ -55,6 +73,11 @@ class LayerLayout(NamedTuple):
     recompute: bool = False
     shard_slots: bool = False
     offload_slots: bool = False
+
+    @property
+    def degrees(self) -> LayoutDegrees:
+        """The degrees alone."""
+        return LayoutDegrees(self.data, self.tensor, self.experts)
 
 
 class Passes(NamedTuple):

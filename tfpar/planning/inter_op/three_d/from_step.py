@@ -2,12 +2,13 @@
 
     table = step_table(plans, batch)
 
-For each layout of a stage's ranks (copies x ranks that weights are split over) the user's planner
-finds one plan, whatever it stores. The folded step under that plan is cut into microbatches once
-for each number of them, and its ops, collectives and buffers are counted layer by layer, by what
-prices stages (`cost.stage_breakdown`): a layer is a stage of its own, on the ranks of all. So sums
-over the layers of a stage are what the stage is priced at, but for what only the whole says: what
-is stored of a tensor that two of its layers read, and what is sent in slices.
+For each layout of a stage's ranks (copies x ranks that weights are split over, and copies that
+share experts) the user's planner finds one plan, whatever it stores. The folded step under that
+plan is cut into microbatches once for each number of them, and its ops, collectives and buffers are
+counted layer by layer, by what prices stages (`cost.stage_breakdown`): a layer is a stage of its
+own, on the ranks of all. So sums over the layers of a stage are what the stage is priced at, but
+for what only the whole says: what is stored of a tensor that two of its layers read, and what is
+sent in slices.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from tfpar.planning.inter_op.three_d.cost_table import (
     LayerCostTable,
     LayerExchange,
     LayerLayout,
+    LayoutDegrees,
     Passes,
 )
 from tfpar.planning.inter_op.three_d.step_layers import StepLayers
@@ -41,7 +43,7 @@ from tfpar.planning.pricing.sub_batches import SubBatchStep
 from tfpar.planning.problem import Problem
 from tfpar.plans import Plan
 from tfpar.propagation.engine import propagate
-from tfpar.spec import PlanError
+from tfpar.spec import PlanError, Shard
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -62,45 +64,48 @@ class StepPrices:
     """Costs of the layers of a step, found when they are asked for.
 
     Attributes:
-        plans: by copies of a stage, and ranks that its weights may be split over.
+        plans: by the degrees of their layouts.
         batch: samples of a step.
-        most: microbatches of each layout at most, of as many.
+        most: microbatches of each layout at most.
         devices: the machines if all had the same device, by its name.
         layers: of the folded step.
         shards: whether copies can share slots of the optimizer out.
         offloads: whether these can lie in host memory.
     """
 
-    plans: Mapping[tuple[int, int], LaidOut]
+    plans: Mapping[LayoutDegrees, LaidOut]
     batch: int
-    most: Mapping[tuple[int, int], int]
+    most: Mapping[LayoutDegrees, int]
     devices: Mapping[str, Cluster]
     layers: StepLayers
     shards: bool
     offloads: bool
-    _steps: dict[tuple[int, int], SubBatchStep] = dataclasses.field(default_factory=dict)
+    _steps: dict[LayoutDegrees, SubBatchStep] = dataclasses.field(default_factory=dict)
     _costs: dict[LayerLayout, list[LayerCost]] = dataclasses.field(default_factory=dict)
-    _counted: dict[tuple[int, int, int], _Counted] = dataclasses.field(default_factory=dict)
+    _counted: dict[tuple[LayoutDegrees, int], _Counted] = dataclasses.field(default_factory=dict)
 
     def has(self, layout: LayerLayout) -> bool:
         """Whether there is a plan for it, and its microbatches come out even."""
-        degrees = layout.data, layout.tensor
+        degrees = layout.degrees
         count, rest = divmod(self.batch, layout.data * layout.microbatch)
         return degrees in self.plans and not rest and 1 <= count <= self.most[degrees]
 
     def costs(self, layout: LayerLayout) -> list[LayerCost]:
         """Return the costs of each layer of the folded step."""
         if layout not in self._costs:
-            degrees = layout.data, layout.tensor
+            degrees = layout.degrees
             count = self.batch // (layout.data * layout.microbatch)
             with collection_paused():
-                key = *degrees, count
+                key = degrees, count
                 if key not in self._counted:
-                    self._counted[key] = _Counted.of(self._step(degrees), self.layers, count)
+                    plan = self.plans[degrees].plan
+                    axes = [plan.mesh.axis(name) for name in plan.batch_axes]
+                    parts = self._step(degrees)
+                    self._counted[key] = _Counted.of(parts, self.layers, count, axes)
                 self._costs[layout] = self._counted[key].costs(layout, self.devices)
         return self._costs[layout]
 
-    def _step(self, degrees: tuple[int, int]) -> SubBatchStep:
+    def _step(self, degrees: LayoutDegrees) -> SubBatchStep:
         if degrees not in self._steps:
             self._steps[degrees] = _folded_step(self.plans[degrees])
         return self._steps[degrees]
@@ -117,10 +122,14 @@ class StepLayer:
     def shapes(self) -> Collection[tuple[int, int]]:
         batch = self.prices.batch
         sizes = [n for n in range(1, batch + 1) if batch % n == 0]
-        return [(tensor, size) for tensor in {t for _, t in self.prices.plans} for size in sizes]
+        tensors = {degrees.tensor for degrees in self.prices.plans}
+        return [(tensor, size) for tensor in tensors for size in sizes]
 
-    expert_degrees: Collection[int] = (1,)
     can_recompute: bool = True
+
+    @functools.cached_property
+    def expert_degrees(self) -> Collection[int]:
+        return {degrees.experts for degrees in self.prices.plans}
 
     @property
     def can_shard_slots(self) -> bool:
@@ -140,18 +149,18 @@ class StepLayer:
 
 
 def step_table(
-    plans: Mapping[tuple[int, int], LaidOut],
+    plans: Mapping[LayoutDegrees, LaidOut],
     batch: int,
-    most: Mapping[tuple[int, int], int],
+    most: Mapping[LayoutDegrees, int],
     cluster: Cluster,
     shards: bool,
 ) -> LayerCostTable:
     """Build the cost table of a step.
 
     Args:
-        plans: by copies of a stage, and ranks that its weights may be split over; one at least.
+        plans: by the degrees of their layouts; one at least.
         batch: samples of a step.
-        most: microbatches at most, of each of these.
+        most: microbatches of each layout at most.
         cluster: of all ranks, each kind of devices with a name of its own.
         shards: whether copies can share slots of the optimizer out.
 
@@ -169,6 +178,9 @@ def step_table(
     prices = StepPrices(plans, batch, most, devices, layers, shards, first.decides_offload)
     kinds = {f"layer {i}": StepLayer(prices, i) for i in range(len(layers.times))}
     names = [name for name, times in zip(kinds, layers.times, strict=True) for _ in range(times)]
+    # Gradients are added up within microbatches, which are calls of one function, and summed over
+    # ranks behind the last of them (`compile.local.microbatches`): nothing of that is overlapped
+    # with the backward pass of the same stage, and `cost.simulator` prices it so, too.
     return LayerCostTable(kinds, tuple(names), sums_overlap=False)
 
 
@@ -196,6 +208,8 @@ class _Counted:
         sums, gathers: those of a step, the second behind the first.
         sent, returned: bytes of a microbatch that a rank sends past the end of each layer, and gets
             back.
+        shard_ratios: the part of the slots of each layer that a rank has where copies share them
+            out.
     """
 
     step: TaskPartition
@@ -205,13 +219,20 @@ class _Counted:
     gathers: Sequence[tuple[LayerExchange, ...]]
     sent: Sequence[float]
     returned: Sequence[float]
+    shard_ratios: Sequence[float]
     _prices: dict[tuple[str, bool], list[StageCostBreakdown]] = dataclasses.field(
         default_factory=dict
     )
 
     @classmethod
-    def of(cls, parts: SubBatchStep, layers: StepLayers, count: int) -> _Counted:
-        """Cut a step into `count` microbatches."""
+    def of(
+        cls, parts: SubBatchStep, layers: StepLayers, count: int, axes: Sequence[int]
+    ) -> _Counted:
+        """Cut a step into `count` microbatches.
+
+        Args:
+            axes: of the mesh, those that split the batch.
+        """
         cut = parts.cut(count)
         number = len(layers.times)
         ratio = parts.problem.step.state_ratio
@@ -231,6 +252,7 @@ class _Counted:
             exchanged("gathers"),
             _sent(step, "activations"),
             _sent(step, "gradients"),
+            _shard_ratios(step, axes),
         )
 
     def costs(self, layout: LayerLayout, devices: Mapping[str, Cluster]) -> list[LayerCost]:
@@ -250,7 +272,9 @@ class _Counted:
             most = max(working["F"], working["B"], working["U"] - kept)
             sums, gathers = self.sums[layer], self.gathers[layer]
             fixed, away = stored.cost.fixed_bytes, 0.0
-            slots = stored.state_bytes / layout.data if layout.shard_slots else stored.state_bytes
+            slots = stored.state_bytes
+            if layout.shard_slots:
+                slots *= self.shard_ratios[layer]
             fixed -= stored.state_bytes - slots
             if layout.offload_slots:
                 away, fixed, most = slots, fixed - slots, max(most, slots - kept)
@@ -300,6 +324,25 @@ class _Counted:
 
 def _is_sum(exchange: LayerExchange) -> bool:
     return exchange.kind == "all_reduce"
+
+
+def _shard_ratios(step: TaskPartition, axes: Sequence[int]) -> list[float]:
+    """The part of its slots that a rank of each layer has where copies share them out. Copies do
+    that hold the same of a weight: all of most weights, and of experts those with the same.
+
+    Args:
+        axes: of the mesh, those that split the batch.
+    """
+    sizes = step.laid.mesh.shape
+    whole, own = [0.0] * step.num_stages, [0.0] * step.num_stages
+    for variable, spec in step.laid.variable_specs.items():
+        if variable.trainable:
+            parts = math.prod(n for n, p in zip(sizes, spec, strict=True) if isinstance(p, Shard))
+            copies = math.prod(sizes[axis] for axis in axes if not isinstance(spec[axis], Shard))
+            layer = step.stage[variable.handle.op]
+            whole[layer] += variable.num_bytes / parts
+            own[layer] += variable.num_bytes / parts / copies
+    return [one / all_of if all_of else 1.0 for one, all_of in zip(own, whole, strict=True)]
 
 
 def _exchanges(step: TaskPartition) -> dict[tuple[int, str], list[LayerExchange]]:

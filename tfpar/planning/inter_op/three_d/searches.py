@@ -73,9 +73,9 @@ def best_of_kinds(ranked: Iterable[Ranked]) -> Iterator[Ranked]:
     seen = set()
     for one in ranked:
         strategy = one.strategy
-        degrees = strategy.data, strategy.tensor, strategy.stages, strategy.virtual
-        if (degrees, strategy.ranks) not in seen:
-            seen.add((degrees, strategy.ranks))
+        kind = strategy.layout(0).degrees, strategy.stages, strategy.virtual, strategy.ranks
+        if kind not in seen:
+            seen.add(kind)
             yield one
 
 

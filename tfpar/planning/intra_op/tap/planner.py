@@ -13,7 +13,6 @@ import functools
 import math
 from collections.abc import Iterator, Sequence
 
-from tfpar.cost.patterns import expert_dims
 from tfpar.ir.collection import collection_paused
 from tfpar.planning.deadline import Deadline
 from tfpar.planning.folding.folded_model import FoldedModel, TapStatistics, folded_model
@@ -27,7 +26,8 @@ from tfpar.planning.intra_op.tie_breaking import (
     fastest,
     pick_simplest,
 )
-from tfpar.planning.meshes import LogicalMesh, expert_meshes
+from tfpar.planning.intra_op.weights import expert_counts
+from tfpar.planning.meshes import LogicalMesh, expert_meshes, with_expert_meshes
 from tfpar.planning.problem import Problem
 from tfpar.plans import Candidate, Plan, SpecOption
 from tfpar.spec import PlanError, TimeLimitError
@@ -148,22 +148,14 @@ class TapPlanner:
 
 
 def _meshes(problem: Problem, model: FoldedModel) -> list[LogicalMesh]:
-    """Return the meshes to search: if they are open and the model has experts, a third axis is
-    theirs, and not another one for all weights."""
-    weights = [group[0] for group in model.folded.groups if group[0].trainable]
-    experts = {
-        weight.shape[dim] for weight in weights for dim in expert_dims(weight, model.prepared)
-    }
-    samples = problem.batch.samples
-    found = [
-        logical
-        for size in sorted(experts)
-        for logical in expert_meshes(problem.meshes[0].mesh, size)
-        if samples is None or samples % logical.batch_parts == 0
-    ]
-    if len(problem.meshes) == 1 or not found:
-        return list(problem.meshes)
-    return [*(one for one in problem.meshes if len(one.used_axes) < 2), *found]
+    """Return the meshes to search. Experts are over as many ranks as they can be: so each rank has
+    few of them, and sums gradients over few others."""
+    mesh, samples = problem.meshes[0].mesh, problem.batch.samples
+    found = []
+    for count in expert_counts(model):
+        widest = {logical.model_size: logical for logical in expert_meshes(mesh, count)}
+        found += [one for one in widest.values() if not samples or samples % one.batch_parts == 0]
+    return with_expert_meshes(problem.meshes, found)
 
 
 def _baselines(problem: Problem, model: FoldedModel) -> Iterator[FoldedPlan]:
