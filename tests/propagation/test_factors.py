@@ -15,7 +15,7 @@ from tfpar.propagation.factors import (
     splits_of,
 )
 from tfpar.rules import PLAIN
-from tfpar.spec import Shard, parse_spec
+from tfpar.spec import Mesh, Shard, UnevenMesh, parse_spec
 
 
 def product():
@@ -33,21 +33,6 @@ def merged():
 
 
 K = (1, PLAIN)
-
-
-@pytest.mark.parametrize(
-    ("pattern", "before", "after", "expected"),
-    [
-        (PLAIN, 4, 4, PLAIN),
-        (PLAIN, 4, 8, (4, 1)),  # blocks of each four
-        ((4, 1), 8, 4, PLAIN),  # and back
-        (PLAIN, 8, 4, PLAIN),  # of what an axis before has split, no block is in place
-        ((2, 1), 4, 8, (2, 1)),  # runs of two are runs of two in more of them
-        (PLAIN, 3, 8, PLAIN),  # blocks of three with padding are none of eight
-    ],
-)
-def test_a_split_in_place_holds_the_same_entries(pattern, before, after, expected):
-    assert split_in_place((0, pattern), [before], [after]) == (0, expected)
 
 
 def test_a_split_shows_in_each_operand_that_has_the_factor():
@@ -107,3 +92,23 @@ def test_what_cannot_be_cut_in_a_pattern_does_not_fit():
 
 def test_a_rank_stores_the_longest_block():
     assert [size_after(7, PLAIN, parts) for parts in (1, 2, 4)] == [7, 4, 2]
+
+
+@pytest.mark.parametrize(
+    ("before", "pattern", "after", "expected"),
+    [
+        (K, PLAIN, K, PLAIN),
+        (K, PLAIN, WHOLE, (3, 1)),  # blocks of each three
+        (WHOLE, (3, 1), K, PLAIN),  # and back
+        (WHOLE, PLAIN, K, PLAIN),  # of what an axis before has split, no block is in place
+        ((1, (2, 1)), PLAIN, WHOLE, PLAIN),  # of every other entry a block is one of all
+    ],
+)
+def test_a_split_in_place_holds_the_same_entries(before, pattern, after, expected):
+    found = split_in_place((1, pattern), 6, [before], [after], Mesh.of([2, 3]))
+    assert found == (1, expected)
+
+
+def test_shares_that_are_unequal_leave_nothing_in_place_elsewhere():
+    mesh = UnevenMesh.over(Mesh.of([2, 3]), 0, (1, 2))
+    assert split_in_place(K, 6, [K], [WHOLE], mesh) == K

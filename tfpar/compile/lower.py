@@ -35,7 +35,7 @@ from tfpar.pipeline.statistics import BatchStatisticsOf
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned_graph import Anchors, OpPlan, PartitionedGraph
 from tfpar.propagation.prepared_graph import PreparedGraph
-from tfpar.spec import Mesh, UnevenMesh, replicated_spec
+from tfpar.spec import Mesh, Placement, UnevenMesh, replicated_spec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,21 +176,26 @@ def _written_in_layouts(
     Where one layout cuts a tensor in other microbatches than another, so that what one stage makes
     in a microbatch is not what another reads in it, all ranks get all of the tensor.
     """
-    pinned: set[str] = set()
+    pinned: dict[str, Placement] = {}
     while True:
         written = []
         for number, layout in enumerate(layouts):
-            whole = replicated_spec(layout.mesh.num_axes)
-            fixed = {name: OpPlan((whole,), (whole,), (whole,)) for name in pinned}
+            fixed = {name: _whole(layout.mesh, along) for name, along in pinned.items()}
             laid_out = dataclasses.replace(
                 options, mesh=layout.mesh, anchors=layout.anchors, shares=layout.shares
             )
             own = _with_ops(laid_out, fixed)
             written.append(_written_in_layout(step, own, number, prepared, observe))
         torn = find_torn_arrivals([each.step for each in written], options.stages)
-        if torn <= pinned:
+        if torn.keys() <= pinned.keys():
             return written
-        pinned |= torn
+        pinned.update(torn)
+
+
+def _whole(mesh: Mesh, along: Placement) -> OpPlan:
+    """The plan of an op that has all of its tensor on all ranks, in microbatches `along` a dim."""
+    spec = (*replicated_spec(mesh.num_axes), along)
+    return OpPlan((spec,), (spec,), (spec,))
 
 
 def _with_ops(options: CompileOptions, ops: Mapping[str, OpPlan]) -> CompileOptions:

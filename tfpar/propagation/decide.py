@@ -126,6 +126,7 @@ def choose_strategy(
     """
     sizes = list(rule.sizes)  # as the chosen splits leave them
     seen = [list(rule.sizes) for _ in specs]  # as each input's own spec leaves them
+    own_splits: list[list[Split | None]] = [[] for _ in specs]
     splits: list[Split] = []
     takes: list[tuple[int, ...]] = []
     reductions: list[str] = []
@@ -134,8 +135,8 @@ def choose_strategy(
             _placed(rule.inputs[i], specs[i], axis, seen[i], parts) for i in range(len(specs))
         ]
         in_place = [
-            None if own is None else split_in_place(own, left, sizes)
-            for own, left in zip(placed, seen, strict=True)
+            None if own is None else _in_place(own, rule, before, splits, mesh)
+            for own, before in zip(placed, own_splits, strict=True)
         ]
         if planned is not None and axis < len(planned.splits):
             split, group, reduction = _along(planned, axis)
@@ -157,7 +158,8 @@ def choose_strategy(
         splits.append(split)
         takes.append(group)
         reductions.append(reduction)
-        for own, left in zip(placed, seen, strict=True):
+        for own, left, before in zip(placed, seen, own_splits, strict=True):
+            before.append(own)
             if own is not None and own[0] >= 0:
                 left[own[0]] = size_after(left[own[0]], own[1], parts)
         if split[0] >= 0:
@@ -300,6 +302,20 @@ def _placed(
     if not isinstance(placement, Shard):
         return WHOLE
     return split_of(dims, placement, sizes, parts)
+
+
+def _in_place(
+    own: Split,
+    rule: OpRule,
+    before: Sequence[Split | None],
+    splits: Sequence[Split],
+    mesh: Mesh,
+) -> Split:
+    """The split in the op that moves nothing of an input whose own is `own`, if there is one."""
+    earlier = [split for split in before if split is not None]
+    if own[0] < 0 or len(earlier) < len(before):
+        return own
+    return split_in_place(own, rule.sizes[own[0]], earlier, splits, mesh)
 
 
 def _choose_axis(

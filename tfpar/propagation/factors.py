@@ -12,7 +12,8 @@ import math
 from collections.abc import Sequence
 
 from tfpar.rules.rule import PLAIN, SAME, Dims, OpRule, Pattern
-from tfpar.spec import Partial, Placement, Replicate, Shard, Spec
+from tfpar.spec import Mesh, Partial, Placement, Replicate, Shard, Spec, UnevenMesh
+from tfpar.spec.nesting import within_outer, without_outer
 
 REPLICATE = -1
 CARRY = -2
@@ -83,23 +84,52 @@ def split_of(dims: Dims, shard: Shard, sizes: Sequence[int], parts: int) -> Spli
     return None
 
 
-def split_in_place(split: Split, before: Sequence[int], after: Sequence[int]) -> Split:
-    """Return the split that leaves entries where `split` has them, in factors of other sizes; the
+def split_in_place(
+    split: Split, size: int, before: Sequence[Split], after: Sequence[Split], mesh: Mesh
+) -> Split:
+    """Return the split that leaves entries where `split` has them, behind other earlier axes; the
     same one if there is none.
 
     Earlier axes may split a factor of an input that they leave whole in the op, or the other way
     round: blocks of the one are strided in the other.
 
     Args:
-        before, after: the sizes of factors as earlier axes leave them in the input, and in the op.
+        size: of the factor.
+        before, after: the splits of the earlier axes in the input, and in the op.
     """
-    factor, (stride, unit) = split
-    if factor < 0 or before[factor] == after[factor]:
+    factor, pattern = split
+    if factor < 0:
         return split
-    stride = before[factor] if stride is None else stride
-    if stride == after[factor]:
-        return factor, (None, unit)
-    return (factor, (stride, unit)) if fits(after[factor], (stride, unit)) else split
+    have, want = _splitting(factor, before, mesh), _splitting(factor, after, mesh)
+    if have == want or isinstance(mesh, UnevenMesh):
+        return split
+    parts, axis = mesh.shape, len(before)
+    found: Shard | None = Shard(0, *pattern)
+    for outer, shard, length in reversed(_with_lengths(have, size, mesh)):
+        found = found and without_outer(found, shard, length, parts[outer], parts[axis])
+    for outer, shard, length in _with_lengths(want, size, mesh):
+        found = found and within_outer(found, shard, length, parts[outer], parts[axis])
+    return split if found is None else (factor, (found.stride, found.unit))
+
+
+def _splitting(factor: int, splits: Sequence[Split], mesh: Mesh) -> list[tuple[int, Pattern]]:
+    """(axis, pattern) of the axes that split a factor."""
+    return [
+        (axis, pattern)
+        for axis, (split, pattern) in enumerate(splits)
+        if split == factor and mesh.shape[axis] > 1
+    ]
+
+
+def _with_lengths(
+    splits: Sequence[tuple[int, Pattern]], size: int, mesh: Mesh
+) -> list[tuple[int, Shard, int]]:
+    """(axis, shard, length before it) of the axes that split a factor of `size`."""
+    found = []
+    for axis, pattern in splits:
+        found.append((axis, Shard(0, *pattern), size))
+        size = size_after(size, pattern, mesh.shape[axis])
+    return found
 
 
 def spec_of(

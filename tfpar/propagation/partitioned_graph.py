@@ -23,7 +23,8 @@ class OpPlan:
         made: the specs in which it makes its outputs.
         kept: those in which they are kept: as made, or reduced or scattered right away.
 
-    The specs may be shorter than the mesh has axes: along the others, propagation decides.
+    The specs may be shorter than the mesh has axes: along the others, propagation decides. Where
+    they are longer, what they say of further axes holds once the mesh has these.
     """
 
     in_specs: tuple[Spec, ...]
@@ -34,6 +35,13 @@ class OpPlan:
     def num_axes(self) -> int:
         """Number of mesh axes that it decides, the first ones."""
         return min(map(len, (*self.in_specs, *self.made)), default=0)
+
+    def along(self, mesh: Mesh) -> OpPlan:
+        """Return what it says of the axes of `mesh`."""
+        if self.num_axes <= mesh.num_axes:
+            return self
+        specs = (self.in_specs, self.made, self.kept)
+        return OpPlan(*(tuple(spec[: mesh.num_axes] for spec in own) for own in specs))
 
 
 @dataclasses.dataclass(frozen=True)

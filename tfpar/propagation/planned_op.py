@@ -22,6 +22,7 @@ def apply_op_plan(
 ) -> tuple[Decision, list[Spec]] | None:
     """Decide `op` as `planned`, and return the specs to keep its outputs in, too; None if it cannot
     run so."""
+    planned = planned.along(state.mesh)
     if planned.num_axes == state.mesh.num_axes:
         key = (state.prepared.rules[op], planned, state.mesh)
         known = state.prepared.caches.planned

@@ -27,6 +27,7 @@ from tfpar.spec import (
     replicated_spec,
 )
 from tfpar.spec.names import COLLECTIVES
+from tfpar.spec.nesting import without_outer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,13 +225,17 @@ def _without(spec: Spec, axis: int, shape: tuple[int, ...], mesh: Mesh) -> Spec 
         return tuple(found)
     if not _is_plain(gone) or isinstance(mesh, UnevenMesh):
         return None
-    length = shape[gone.dim]
+    length, parts = shape[gone.dim], mesh.shape
     for other, shard in _stack(spec, gone.dim):
-        if not shard.fits(length) or not shard.is_even(length, mesh.shape[other]):
+        if other == axis:
+            continue
+        kept: Shard | None = shard
+        if other > axis:  # behind each of them, plain blocks are plain blocks
+            kept = without_outer(shard, gone, length, parts[axis], parts[other])
+        if kept is None or not kept.fits(length) or not kept.is_even(length, parts[other]):
             return None
-        if other > axis and shard.stride is None:
-            found[other] = Shard(gone.dim, length, shard.unit)
-        length = shard.local_length(length, mesh.shape[other])
+        found[other] = kept
+        length = kept.local_length(length, parts[other])
     return tuple(found)
 
 

@@ -51,7 +51,16 @@ from tfpar.pipeline.pipeline import groups_of
 from tfpar.pipeline.recompute import RecomputeOf
 from tfpar.pipeline.step_stages import can_be_sent
 from tfpar.propagation.partitioned_graph import PartitionedGraph
-from tfpar.spec import CompilerError, SpecError, TfparError, UnevenMesh, replicated_spec
+from tfpar.spec import (
+    CompilerError,
+    Placement,
+    Replicate,
+    Shard,
+    SpecError,
+    TfparError,
+    UnevenMesh,
+    replicated_spec,
+)
 from tfpar.spec.pieces import ShardedTensor, pieces_between
 
 
@@ -118,24 +127,32 @@ class WrittenStep:
         return ShardedTensor(shape, mesh, spec, (arrival.micro or 0,))
 
 
-def find_torn_arrivals(written: Sequence[WrittenStep], step: PipelineLowering | None) -> set[str]:
-    """Find the arrivals, by name, of which a stage needs in a microbatch what the stage that makes
-    it has in another, as their layouts cut it in other microbatches.
+def find_torn_arrivals(
+    written: Sequence[WrittenStep], step: PipelineLowering | None
+) -> dict[str, Placement]:
+    """Find the arrivals of which a stage needs in a microbatch what the stage that makes it has in
+    another, as their layouts cut it in other microbatches.
 
     Args:
         written: the step in each layout.
+
+    Returns:
+        by the arrival's name, how a rank that has all of the tensor cuts it in microbatches: along
+        the dim along which the maker does.
     """
-    found: set[str] = set()
+    found: dict[str, Placement] = {}
     if step is None or step.has_one_layout:
         return found
     layouts = [step.layouts[actor] for actor in step.schedule.actors]
     for op in (op for op in step.places if ARRIVAL in op.attrs):
         (tensor,), arrival = op.inputs, Arrival(op.attrs[ARRIVAL], 0)
         ends = (written[layouts[step.places[o].stage]] for o in (tensor.op, op))
+        made, read = (end.layout_of(arrival, tensor) for end in ends)
         try:
-            pieces_between(*(end.layout_of(arrival, tensor) for end in ends))
+            pieces_between(made, read)
         except SpecError:
-            found.add(op.name)
+            cut = made.spec[-1] if made.within else Replicate()
+            found[op.name] = Shard(cut.dim) if isinstance(cut, Shard) else cut
     return found
 
 
