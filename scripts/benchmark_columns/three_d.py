@@ -61,6 +61,14 @@ LARGE_PLANNED: list[Column] = [
     ("s", number("plan_s", ".0f")),
     ("peak GB", number("peak_bytes", ".1f", 1e-9)),
 ]
+PLANNED_SCALE: list[Column] = [
+    ("devices", number("devices", ",")),
+    ("layers", text("layers")),
+    ("plan", text("plan")),
+    ("step s", number("step_s", ".2f")),
+    ("CPU s", number("search_cpu_s", ".0f")),
+    ("peak GB", number("peak_bytes", ".1f", 1e-9)),
+]
 PUBLISHED: list[Column] = [
     ("run", text("run")),
     ("stages x data x tensor", lambda row: row["strategy"].partition(",")[0]),

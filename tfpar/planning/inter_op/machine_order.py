@@ -189,9 +189,14 @@ def _kind_orders(counts: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def _sequences(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    if not any(counts):
-        yield ()
-    for kind, count in enumerate(counts):
-        if count:
-            rest = (*counts[:kind], count - 1, *counts[kind + 1 :])
-            yield from ((kind, *others) for others in _sequences(rest))
+    """All sequences with as many of each kind, in lexicographic order."""
+    at = [kind for kind, count in enumerate(counts) for _ in range(count)]
+    while True:
+        yield tuple(at)
+        rises = [i for i, (one, other) in enumerate(itertools.pairwise(at)) if one < other]
+        if not rises:
+            return
+        last = rises[-1]
+        larger = max(i for i in range(last + 1, len(at)) if at[i] > at[last])
+        at[last], at[larger] = at[larger], at[last]
+        at[last + 1 :] = at[:last:-1]

@@ -20,6 +20,7 @@ from tfpar.planning.inter_op.machine_order import (
     PLANNED,
     ActorSlots,
     PlacementWorkload,
+    _kind_orders,
     fastest_groups,
     fastest_orders,
 )
@@ -63,6 +64,11 @@ def test_machines_that_are_alike_have_one_order():
     assert ActorSlots(machines(Node(FAST, PAIR, 4)), 2, 4).orders() == []
     part = machines(Node(FAST, PAIR, 2), Node(SLOW, PAIR, 2))
     assert ActorSlots(part, 2, 2).orders() == []  # the slow ones have no ranks
+
+
+def test_thousands_of_machines_that_are_alike_have_one_order():
+    assert list(_kind_orders([4096])) == [(0,) * 4096]
+    assert list(_kind_orders([2, 1])) == [(0, 0, 1), (0, 1, 0), (1, 0, 0)]
 
 
 def test_links_and_memory_tell_machines_apart():
