@@ -100,8 +100,12 @@ BELOW = {
     "settings": "cluster compile.local constraints ir pipeline planning plans spec",
     "options": "cluster pipeline planning plans settings spec",
     "layers": "constraints scopes spec",
+    "distribution": (
+        "constraints options plans scopes settings spec tf.distributed tf.interop tf.keras "
+        "tf.session"
+    ),
     "api": (
-        "compile observability.report options plans scopes settings spec tf.capture "
+        "compile distribution observability.report options plans scopes settings spec tf.capture "
         "tf.functions tf.graph_program tf.keras tf.runtime tf.session tf.traced"
     ),
     "cli": (

@@ -7,13 +7,18 @@
         model.compile("adamw", loss)
     model.fit(dataset)
 
-Names are imported when first used: planning alone never loads TensorFlow.
+Names are imported when first used: planning alone never loads TensorFlow. Where Keras is loaded,
+before or after, its `keras.distribution` is answered (`tfpar.distribution`).
 """
 
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+import wrapt
 
 __version__ = "0.1.0"
 
@@ -47,6 +52,7 @@ _EXPORTS = {
     "restore_checkpoint": "tfpar.tf.keras.checkpoint",
     "save_checkpoint": "tfpar.tf.keras.checkpoint",
     "GraphProgram": "tfpar.tf.graph_program",
+    "AutoParallel": "tfpar.distribution",
     "auto_parallel": "tfpar.api",
     "Monitor": "tfpar.observability.monitor.callback",
     "SearchInterrupted": "tfpar.planning.incumbent",
@@ -64,6 +70,7 @@ _EXPORTS = {
 _MODULES = ("layers",)
 
 __all__ = [
+    "AutoParallel",
     "Checkpoint",
     "Cluster",
     "Device",
@@ -114,6 +121,7 @@ if TYPE_CHECKING:
     from tfpar.api import auto_parallel, coverage, function, parallelize, plan, plan_of
     from tfpar.cluster.description import Cluster, Device, Level, Node
     from tfpar.constraints import batch, from_layout_map, replicate, shard, shard_output, stage
+    from tfpar.distribution import AutoParallel
     from tfpar.jobs.calibration.calibrate import calibrate
     from tfpar.observability.monitor.callback import Monitor
     from tfpar.observability.verification import verify
@@ -142,3 +150,11 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+def _answer_keras(_: ModuleType) -> None:
+    if sys.modules.get("tensorflow"):  # else Keras runs on another backend
+        importlib.import_module("tfpar.distribution").install()
+
+
+wrapt.register_post_import_hook(_answer_keras, "keras")

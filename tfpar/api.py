@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfpar.compile import prepare_step
+from tfpar.distribution import install, settings_in_force
 from tfpar.observability.report.coverage import Coverage
 from tfpar.observability.report.coverage import coverage as _coverage
 from tfpar.options import (
@@ -22,7 +23,7 @@ from tfpar.options import (
     with_keywords,
 )
 from tfpar.plans import Plan
-from tfpar.scopes import block, enclosing, install_threads
+from tfpar.scopes import block, enclosing
 from tfpar.settings import ConstraintsLike, MeshLike
 from tfpar.spec import ArgumentError, TfparError
 from tfpar.spec.arguments import argument_error, check_list, flag, optional
@@ -81,9 +82,8 @@ class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
         options: Options | None = None,
         **keywords: Unpack[Keywords],
     ) -> None:
-        self.session = Session.of(settings_of(mesh, constraints, options, keywords))
-        adapter.install()
-        install_threads()
+        install()
+        self.session = Session.of(settings_in_force(mesh, constraints, options, keywords))
         self._scope = block(self.session)
         self._scope.__enter__()
         self.session.entered = self._scope  # nobody keeps the result of a plain call
@@ -111,9 +111,9 @@ def parallelize(
     """
     if not (isinstance(model, keras.Model) or _is_function(model)):
         raise argument_error("model", model, "a keras.Model, or a function of tensors")
-    session = Session.of(settings_of(mesh, constraints, options, keywords))
+    install()
+    session = Session.of(settings_in_force(mesh, constraints, options, keywords))
     if isinstance(model, keras.Model):
-        adapter.install()
         adapter.adopt_all(model, session)
         return model
     return StepFunction(session, model)

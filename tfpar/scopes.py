@@ -11,7 +11,7 @@ import contextvars
 import functools
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -27,14 +27,21 @@ _inherited: contextvars.ContextVar[tuple[Session, ...]] = contextvars.ContextVar
 )
 """The stack of the thread that started this one, at that time."""
 
+session_of_distribution: Callable[[], Session | None] | None = None
+"""Finds the session of the distribution in force; set where Keras is in use."""
+
 _open: weakref.WeakSet[Session] = weakref.WeakSet()
 """The sessions whose blocks are open, of all threads."""
 
 
 def enclosing() -> Session | None:
-    """Return the session of the innermost block around here."""
+    """Return the session of the innermost block around here; without one, that of the
+    `keras.distribution` in force."""
     own = active.get()
-    return own[-1] if own else next((s for s in reversed(_inherited.get()) if s in _open), None)
+    if own:
+        return own[-1]
+    inherited = next((s for s in reversed(_inherited.get()) if s in _open), None)
+    return inherited or (session_of_distribution and session_of_distribution())
 
 
 def open_elsewhere() -> Session | None:

@@ -18,8 +18,9 @@ import numpy as np
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.units import parse
 from tfpar.compile.local.chunks import CHUNKS
-from tfpar.constraints import Constraint, constraints_of
+from tfpar.constraints import Constraint
 from tfpar.constraints.constraint_types import check_pattern
+from tfpar.constraints.keras_distribution import read_constraints, read_mesh
 from tfpar.constraints.stages import check_stages
 from tfpar.ir.roles import COMPRESSIONS
 from tfpar.pipeline import AUTO, Pipeline, Schedule
@@ -104,10 +105,11 @@ class Settings:
         Raises:
             ArgumentError: names the argument and what was given.
         """
+        own_mesh, own_constraints, options = _with_distribution(mesh, constraints, options)
         planner = find_planner(options.planner, options.level)
         settings = cls(
-            mesh=None if mesh is None else Mesh.of(mesh),
-            constraints=constraints_of("constraints", constraints),
+            mesh=own_mesh,
+            constraints=own_constraints,
             plan=optional(_plan, "plan", options.plan),
             planner=planner,
             budget=make_budget(planner, options.search_seconds),
@@ -228,6 +230,31 @@ class Settings:
         """Batch statistics of normalisations: exact, or those of a microbatch."""
         asked = self.given_pipeline or self.plan
         return "exact" if asked is None else asked.batch_statistics
+
+
+def _with_distribution(
+    mesh: Any, constraints: Any, options: Options
+) -> tuple[Mesh | None, tuple[Constraint, ...], Options]:
+    """Read mesh and constraints, also where they are objects of `keras.distribution`.
+
+    A distribution says of each weight how it is laid out, so that nothing is left to search unless
+    a planner or a pipeline is asked for.
+
+    Raises:
+        ArgumentError: they have meshes that differ.
+    """
+    ranks, fixed = read_mesh(mesh), read_constraints(constraints)
+    whole = ranks.mesh or fixed.mesh
+    if fixed.lays_out_all and whole != fixed.mesh:
+        raise ArgumentError(
+            f"The mesh is {whole}, but the constraints are for the mesh {fixed.mesh}. Give the "
+            f"same to both, or leave out mesh."
+        )
+    by_default = isinstance(options.planner, str) and options.planner == "auto"
+    undecided = by_default and options.pipeline is None and options.plan is None
+    if undecided and (ranks.lays_out_all or fixed.lays_out_all):
+        options = dataclasses.replace(options, planner=None)
+    return whole, ranks.constraints + fixed.constraints, options
 
 
 def _check_objective(settings: Settings) -> None:

@@ -24,6 +24,7 @@ from tfpar.constraints.constraint_types import (
 )
 from tfpar.constraints.layer_specs import collect_layer_specs
 from tfpar.constraints.stages import resolve_stages
+from tfpar.constraints.tensor_layouts import LAYOUT, collect_tensor_layouts
 from tfpar.constraints.variables import (
     Resolution,
     batch_axes,
@@ -33,6 +34,7 @@ from tfpar.constraints.variables import (
 )
 
 __all__ = [
+    "LAYOUT",
     "Constraint",
     "PutInStage",
     "Resolution",
@@ -42,6 +44,7 @@ __all__ = [
     "constraints_of",
     "from_layout_map",
     "collect_layer_specs",
+    "collect_tensor_layouts",
     "replicate",
     "resolve",
     "resolve_outputs",

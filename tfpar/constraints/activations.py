@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 
-from tfpar.constraints.constraint_types import Constraint, ShardOutput
+from tfpar.constraints.constraint_types import Constraint, OutputConstraint
 from tfpar.constraints.patterns import compile_pattern, matches_nothing, without_call_counts
 from tfpar.constraints.variables import Resolution, batch_axes
 from tfpar.ir.graph import Graph, Op, Tensor, is_floating
 from tfpar.ir.traits import SIZES
 from tfpar.spec import Mesh, Placement, Replicate, Shard, SpecError
+
+logger = logging.getLogger("tfpar")
 
 _BACKWARD_SCOPE = "gradient_tape"
 
@@ -21,26 +24,29 @@ def resolve_outputs(
     *,
     must_match: bool = True,
 ) -> dict[str, Resolution]:
-    """Resolve the spec of every tensor (by name) that some `shard_output` matches."""
-    wanted = [c for c in constraints if isinstance(c, ShardOutput)]
+    """Resolve the spec of every tensor (by name) that some constraint on outputs matches."""
+    wanted = [c for c in constraints if isinstance(c, OutputConstraint)]
     if not wanted:
         return {}
     axes = [mesh.axis(n) for n in batch_axes(constraints, mesh)]
     batch_size = next((t.shape[0] for t in graph.inputs if t.shape), None)
-    chosen: dict[Tensor, dict[int, tuple[Placement, ShardOutput]]] = {}
+    chosen: dict[Tensor, dict[int, tuple[Placement, OutputConstraint]]] = {}
     for constraint in wanted:
         tensors = _border_tensors(graph, constraint.pattern)
         if not tensors and must_match:
             scopes = sorted({s for op in graph.ops for s in scopes_of(op)})
-            raise SpecError(matches_nothing(constraint, constraint.pattern, scopes, "scope or op"))
+            text = matches_nothing(constraint, constraint.pattern, scopes, "scope or op")
+            if not constraint.published:
+                raise SpecError(text)
+            logger.warning("%s", text)
         for tensor in tensors:
-            axis, placement = mesh.axis(constraint.axis), constraint.placement(tensor)
-            have = chosen.setdefault(tensor, {}).setdefault(axis, (placement, constraint))
-            if have[0] != placement:
-                raise SpecError(
-                    f"Tensor {tensor.name!r}: {have[1]} and {constraint} contradict each other "
-                    f"along mesh axis {constraint.axis!r}. Narrow one of the patterns."
-                )
+            for axis, placement in constraint.placements(tensor, mesh).items():
+                have = chosen.setdefault(tensor, {}).setdefault(axis, (placement, constraint))
+                if have[0] != placement:
+                    raise SpecError(
+                        f"Tensor {tensor.name!r}: {have[1]} and {constraint} contradict each other "
+                        f"along mesh axis {mesh.axis_names[axis]!r}. Narrow one of the patterns."
+                    )
     found = {}
     for tensor, placed in chosen.items():
         batched = bool(batch_size) and tensor.shape and tensor.shape[0] % batch_size == 0

@@ -100,37 +100,36 @@ class LayoutVariable(VariableConstraint):
     axes: tuple[str | None, ...]
 
     def __post_init__(self) -> None:
-        check_pattern(self, self.pattern)
-        for axis in self.axes:
-            optional(_axis, f"{self}: an axis", axis)
-        if len(set(self.named_axes)) != len(self.named_axes):
-            raise SpecError(
-                f"{self} splits two dims over one mesh axis; an axis splits a variable once. "
-                f"Put None for one of the dims."
-            )
+        _check_layout(self, self.pattern, self.axes)
 
     @property
     def named_axes(self) -> tuple[str, ...]:
         return tuple(a for a in self.axes if a is not None)
 
     def placements(self, name: str, shape: Sequence[int], mesh: Mesh) -> dict[int, Placement]:
-        if len(self.axes) > len(shape):
-            raise SpecError(
-                f"{self} lays out {len(self.axes)} dims, but variable {name!r} has shape "
-                f"{tuple(shape)}. Give one axis or None per dim, or narrow the pattern."
-            )
-        found: dict[int, Placement] = {a: Replicate() for a in range(mesh.num_axes)}
-        for dim, axis in enumerate(self.axes):
-            if axis is not None:
-                found[mesh.axis(axis)] = Shard(dim)
-        return found
+        return _laid_out(self, self.axes, f"variable {name!r}", shape, mesh)
 
     def __str__(self) -> str:
         return f"layout {written(self.pattern)}: {self.axes}"
 
 
+class OutputConstraint(Constraint):
+    """A constraint on what leaves the scopes of ops that match `pattern`; see `shard_output`.
+
+    Attributes:
+        published: it comes from a layout map, which may name layers that a model lacks.
+    """
+
+    pattern: str
+    published: ClassVar[bool] = False
+
+    def placements(self, tensor: Tensor, mesh: Mesh) -> dict[int, Placement]:
+        """Return the placements that it fixes of an activation, by mesh axis index."""
+        raise NotImplementedError
+
+
 @dataclasses.dataclass(frozen=True)
-class ShardOutput(Constraint):
+class ShardOutput(OutputConstraint):
     """See `shard_output`."""
 
     pattern: str
@@ -146,14 +145,39 @@ class ShardOutput(Constraint):
     def named_axes(self) -> tuple[str, ...]:
         return (self.axis,)
 
-    def placement(self, tensor: Tensor) -> Placement:
+    def placements(self, tensor: Tensor, mesh: Mesh) -> dict[int, Placement]:
+        axis = mesh.axis(self.axis)
         if self.dim is None:
-            return Replicate()
-        return Shard(_normal_dim(self, self.dim, f"tensor {tensor.name!r}", tensor.shape))
+            return {axis: Replicate()}
+        return {axis: Shard(_normal_dim(self, self.dim, f"tensor {tensor.name!r}", tensor.shape))}
 
     def __str__(self) -> str:
         laid = f"dim={written(self.dim)}, axis={written(self.axis)}"
         return f"shard_output({written(self.pattern)}, {laid})"
+
+
+@dataclasses.dataclass(frozen=True)
+class LayoutOutput(OutputConstraint):
+    """The layout of what a layer gives: a mesh axis or None for each dim, the batch's too; axes
+    that it does not name have all of it. See `from_layout_map`."""
+
+    pattern: str
+    axes: tuple[str | None, ...]
+
+    published: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check_layout(self, self.pattern, self.axes)
+
+    @property
+    def named_axes(self) -> tuple[str, ...]:
+        return tuple(a for a in self.axes if a is not None)
+
+    def placements(self, tensor: Tensor, mesh: Mesh) -> dict[int, Placement]:
+        return _laid_out(self, self.axes, f"tensor {tensor.name!r}", tensor.shape, mesh)
+
+    def __str__(self) -> str:
+        return f"layout of the output of {written(self.pattern)}: {self.axes}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,7 +268,8 @@ def from_layout_map(mapping: Mapping[str, Any]) -> tuple[Constraint, ...]:
 
     Each value gives a mesh axis name or None per dim. As in Keras, axes that an entry does not
     name replicate the variable. Entries that match nothing are warned of, not
-    refused: published maps name layers that a model may lack.
+    refused: published maps name layers that a model may lack. An entry whose pattern ends in
+    `output` is of what layers give, which Keras calls `path/of/layer/output`.
     """
     if not isinstance(mapping, Mapping):
         raise argument_error("The layout map", mapping, _A_LAYOUT_MAP)
@@ -256,8 +281,15 @@ def from_layout_map(mapping: Mapping[str, Any]) -> tuple[Constraint, ...]:
             getattr(layout, "axes", layout),
             "a mesh axis name or None per dim, e.g. (None, 'model')",
         )
-        constraints.append(LayoutVariable(pattern, axes))
+        layer = _OUTPUT.fullmatch(pattern) if isinstance(pattern, str) else None
+        constraints.append(
+            LayoutVariable(pattern, axes) if layer is None else LayoutOutput(layer[1], axes)
+        )
     return tuple(constraints)
+
+
+_OUTPUT = re.compile(r"(.+?)/?output\$?", re.DOTALL)
+"""A pattern for outputs of layers: the pattern for the layers."""
 
 
 def constraints_of(name: str, given: Any) -> tuple[Constraint, ...]:
@@ -312,6 +344,40 @@ def check_pattern(constraint: Any, pattern: Any) -> None:
         raise SpecError(
             f"{constraint}: the pattern is not a regular expression: {error}."
         ) from None
+
+
+def _check_layout(constraint: Any, pattern: Any, axes: Sequence[str | None]) -> None:
+    """Refuse a layout that names something else than axes, or one of them twice."""
+    check_pattern(constraint, pattern)
+    for axis in axes:
+        optional(_axis, f"{constraint}: an axis", axis)
+    named = [axis for axis in axes if axis is not None]
+    if len(set(named)) != len(named):
+        raise SpecError(
+            f"{constraint} splits two dims over one mesh axis; an axis splits a tensor once. "
+            f"Put None for one of the dims."
+        )
+
+
+def _laid_out(
+    constraint: Constraint,
+    axes: Sequence[str | None],
+    what: str,
+    shape: Sequence[int] | None,
+    mesh: Mesh,
+) -> dict[int, Placement]:
+    """The placements of a layout: whole along the axes of the mesh that it does not name."""
+    if shape is None or len(axes) > len(shape):
+        raise SpecError(
+            f"{constraint} lays out {len(axes)} dims, but {what} has shape "
+            f"{shape if shape is None else tuple(shape)}. Give one axis or None per dim, or narrow "
+            f"the pattern."
+        )
+    found: dict[int, Placement] = {a: Replicate() for a in range(mesh.num_axes)}
+    for dim, axis in enumerate(axes):
+        if axis is not None:
+            found[mesh.axis(axis)] = Shard(dim)
+    return found
 
 
 def _axis(name: str, value: Any) -> str:

@@ -9,7 +9,10 @@ from typing import Any
 
 from keras.src.backend.common import global_state
 from keras.src.backend.common.stateless_scope import in_stateless_scope
+from keras.src.backend.tensorflow import distribution_lib as backend_distribution
+from keras.src.backend.tensorflow.core import Variable as TensorFlowVariable
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.distribution.distribution_lib import Distribution
 from keras.src.legacy.saving import legacy_h5_format
 from keras.src.models import cloning
 from keras.src.saving import saving_lib
@@ -17,8 +20,11 @@ from keras.src.trainers.trainer import Trainer
 from keras.src.utils.io_utils import print_msg
 
 __all__ = [
+    "Distribution",
     "TensorFlowTrainer",
+    "TensorFlowVariable",
     "Trainer",
+    "backend_distribution",
     "cloning",
     "in_stateless_scope",
     "legacy_h5_format",

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from tfpar.cluster.description import Cluster
-from tfpar.constraints import Constraint, collect_layer_specs
+from tfpar.constraints import Constraint, collect_layer_specs, collect_tensor_layouts
 from tfpar.ir.roles import Roles, trains
 from tfpar.observability.report.announcement import SearchSummary
 from tfpar.observability.report.rentals import cheaper_text
@@ -467,7 +467,8 @@ def find_variable_stages(
 
 
 def collect_constraints(captured: CapturedStep, session: Session) -> tuple[Constraint, ...]:
-    """The session's constraints, and what layers say of their own weights."""
+    """The session's constraints, and what layers say of their own weights and tensors."""
     names = (v.name for v in captured.graph.variables)
     pairs = zip(names, captured.variables, strict=True)
-    return (*session.options.constraints, *collect_layer_specs(pairs, session.stage_mesh))
+    of_layers = collect_layer_specs(pairs, session.stage_mesh)
+    return (*session.options.constraints, *of_layers, *collect_tensor_layouts(captured.graph))
