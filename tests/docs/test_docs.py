@@ -44,6 +44,7 @@ WITH_CODE = {
     "docs/howto/shard_in_two_dimensions.md",
     "docs/howto/calibrate.md",
     "docs/howto/describe_a_cluster.md",
+    "docs/howto/keras_distribution.md",
     "docs/howto/keras_hub.md",
     "docs/howto/see_where_time_goes.md",
     "docs/howto/train_a_tensorflow_1_graph.md",

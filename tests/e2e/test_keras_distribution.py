@@ -264,6 +264,32 @@ def test_importing_tfpar_is_enough(first):
     assert ran.stdout.split()[-1] == "batch=2"
 
 
+@pytest.mark.slow
+def test_the_suite_that_keras_has_of_its_own_passes():
+    """Its tests of `keras.distribution`, all of them: as if the backend were JAX, which they ask
+    for, but with TensorFlow's answers."""
+    code = (
+        "import importlib, sys, unittest\n"
+        "from unittest import mock\n"
+        "import tensorflow as tf\n"
+        "cpu = tf.config.list_physical_devices('CPU')[0]\n"
+        "four = [tf.config.LogicalDeviceConfiguration()] * 4\n"
+        "tf.config.set_logical_device_configuration(cpu, four)\n"
+        "import keras, tfpar\n"
+        "from keras.src import backend\n"
+        "with mock.patch.object(backend, 'backend', lambda: 'jax'):\n"
+        "    own = importlib.import_module('keras.src.distribution.distribution_lib_test')\n"
+        "tests = unittest.defaultTestLoader.loadTestsFromModule(own)\n"
+        "ran = unittest.TextTestRunner().run(tests)\n"
+        "assert ran.testsRun > 30 and not ran.skipped, ran\n"
+        "sys.exit(not ran.wasSuccessful())\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=time_limit(120)
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
 def test_outputs_inside_of_loops_are_refused(in_force):
     class Looped(keras.layers.Layer):
         def call(self, x):

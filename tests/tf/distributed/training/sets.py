@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from tests.cases import is_nightly
 from tests.tf.distributed.training import (
     data,
+    distributions,
     drifts,
     files,
     layouts,
@@ -24,7 +25,13 @@ from tests.tf.distributed.training import (
 from tests.tf.distributed.training.place import Case
 
 SAME_AS_ONE: dict[str, list[Case]] = {
-    "two": [*layouts.ON_TWO, *data.SEEDED, *files.CASES, *steps.CASES],
+    "two": [
+        *layouts.ON_TWO,
+        *data.SEEDED,
+        *files.CASES,
+        *steps.CASES,
+        *distributions.CASES,
+    ],
     "four": [*layouts.ON_FOUR, *pipelines.ON_FOUR],
     "four_with_tensorflow": pipelines.WITH_TENSORFLOW,
     "tried": tried.CASES,
@@ -50,6 +57,7 @@ BY_DAY: dict[str, list[Case]] = {
         files.callbacks,
         files.backups,
         steps.functions_of_tensors,
+        distributions.layers_split_by_a_layout_map,
         data.nothing_seeded,
         data.random_ops_with_a_state,
         *drifts.BY_DAY,
