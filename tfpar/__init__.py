@@ -152,8 +152,8 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-def _answer_keras(_: ModuleType) -> None:
-    if sys.modules.get("tensorflow"):  # else Keras runs on another backend
+def _answer_keras(keras: ModuleType) -> None:
+    if sys.modules.get("tensorflow") and keras.backend.backend() == "tensorflow":
         importlib.import_module("tfpar.distribution").install()
 
 

@@ -177,10 +177,14 @@ def session_in_force() -> Session | None:
 
 
 def install() -> None:
-    """Answer for Keras's TensorFlow backend; idempotent. On other backends nothing is done."""
-    if keras.backend.backend() != "tensorflow" or scopes.session_of_distribution is not None:
-        return
+    """Answer for Keras's TensorFlow backend, and be told of models; idempotent.
+
+    Raises:
+        TfparError: Keras runs on another backend than TensorFlow.
+    """
     adapter.install()
+    if scopes.session_of_distribution is not None:
+        return
     scopes.install_threads()
     scopes.session_of_distribution = session_in_force
     _install_variables()
