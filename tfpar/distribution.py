@@ -27,12 +27,13 @@ import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
 
 from tfpar import scopes
+from tfpar.constraints import Constraint
 from tfpar.constraints.keras_distribution import read_device_mesh, read_distribution
 from tfpar.constraints.tensor_layouts import LAYOUT
 from tfpar.options import Keywords, Options, settings_of, takes
 from tfpar.plans import Plan
 from tfpar.settings import ConstraintsLike, MeshLike, Settings
-from tfpar.spec import ArgumentError, Replicate, Shard, Spec
+from tfpar.spec import ArgumentError, Mesh, Replicate, Shard, Spec
 from tfpar.tf.distributed.world import joined_world, this_world
 from tfpar.tf.interop.keras_internals import (
     Distribution,
@@ -105,7 +106,7 @@ class AutoParallel(Distribution):
         over several axes, which Keras has no layout for."""
         axes = () if self.plan is None else self.plan.batch_axes
         first = axes[0] if len(axes) == 1 else None
-        return self._layout([first, *[None] * (len(data_shape) - 1)])
+        return self._layout([first, *[None] * len(data_shape)][: len(data_shape)])
 
     def get_variable_layout(self, variable: keras.Variable) -> keras.distribution.TensorLayout:
         """Return how the plan lays a variable out; whole until there is one."""
@@ -135,39 +136,59 @@ def settings_in_force(
         ArgumentError: they ask for something else; or as `settings_of`.
     """
     distribution = keras.distribution.distribution()
-    if distribution is None:
-        return settings_of(mesh, constraints, options, keywords)
-    if isinstance(distribution, AutoParallel):
-        raise ArgumentError(
-            "A tap.AutoParallel is the distribution in force (keras.distribution), and is a "
-            "request of its own. Give it the arguments, and leave out this call."
-        )
-    asked = read_distribution(distribution)
-    if mesh is None and not constraints:
+    if distribution is not None and mesh is None and not constraints:
+        _check_no_other(distribution)
         return settings_of(distribution, (), options, keywords)
     settings = settings_of(mesh, constraints, options, keywords)
-    if settings.mesh not in (None, asked.mesh) or set(settings.constraints) != set(
-        asked.constraints
-    ):
-        raise ArgumentError(
-            f"Two requests differ: the distribution in force (keras.distribution) has the mesh "
-            f"{asked.mesh} with {_listed(asked.constraints)}, this call asks for the mesh "
-            f"{settings.mesh} with {_listed(settings.constraints)}. Give this call no mesh and no "
-            f"constraints, or end the distribution: keras.distribution.set_distribution(None)."
-        )
+    if distribution is not None:
+        _check_agreed(distribution, settings.mesh, settings.constraints)
     return settings
 
 
-def _listed(constraints: Sequence[Any]) -> str:
+def _check_no_other(distribution: Distribution) -> None:
+    """Refuse a block beside a distribution that is one of its own."""
+    if isinstance(distribution, AutoParallel):
+        raise ArgumentError(
+            "A tap.AutoParallel is the distribution in force (keras.distribution), and is a "
+            "request of its own. Give it the arguments, and leave out auto_parallel."
+        )
+
+
+def _check_agreed(
+    distribution: Distribution, mesh: Mesh | None, constraints: Sequence[Constraint]
+) -> None:
+    """Refuse a mesh and constraints that differ from those of the distribution in force."""
+    _check_no_other(distribution)
+    asked = read_distribution(distribution)
+    if mesh not in (None, asked.mesh) or {*constraints} != {*asked.constraints}:
+        raise ArgumentError(
+            f"Two requests differ: the distribution in force (keras.distribution) has the mesh "
+            f"{asked.mesh} with {_listed(asked.constraints)}, auto_parallel is asked for the mesh "
+            f"{mesh} with {_listed(constraints)}. Give the latter no mesh and no constraints, or "
+            f"end the distribution: keras.distribution.set_distribution(None)."
+        )
+
+
+def _listed(constraints: Sequence[Constraint]) -> str:
     return ", ".join(map(str, constraints)) or "no constraints"
 
 
-def session_in_force() -> Session | None:
-    """Return the session of the distribution in force, the same for the same one; None if there is
-    none."""
+def session_in_force(around: Session | None) -> Session | None:
+    """Return the session of what is built here.
+
+    Args:
+        around: that of the block around it; without one it is that of the distribution in force,
+            the same for the same one.
+
+    Raises:
+        ArgumentError: both are there, and differ.
+    """
     distribution = keras.distribution.distribution()
     if distribution is None:
-        return None
+        return around
+    if around is not None:
+        _check_agreed(distribution, around.mesh, around.options.constraints)
+        return around
     session = _sessions.get(distribution)
     if session is None:
         auto = isinstance(distribution, AutoParallel)
@@ -183,10 +204,10 @@ def install() -> None:
         TfparError: Keras runs on another backend than TensorFlow.
     """
     adapter.install()
-    if scopes.session_of_distribution is not None:
+    if scopes.session_in_force is session_in_force:
         return
     scopes.install_threads()
-    scopes.session_of_distribution = session_in_force
+    scopes.session_in_force = session_in_force
     _install_variables()
     backend_distribution.list_devices = _listing(backend_distribution.list_devices)
     answers: dict[str, Callable[..., Any]] = {

@@ -27,21 +27,30 @@ _inherited: contextvars.ContextVar[tuple[Session, ...]] = contextvars.ContextVar
 )
 """The stack of the thread that started this one, at that time."""
 
-session_of_distribution: Callable[[], Session | None] | None = None
-"""Finds the session of the distribution in force; set where Keras is in use."""
-
 _open: weakref.WeakSet[Session] = weakref.WeakSet()
 """The sessions whose blocks are open, of all threads."""
 
 
+def _of_block_alone(around: Session | None) -> Session | None:
+    return around
+
+
+session_in_force: Callable[[Session | None], Session | None] = _of_block_alone
+"""Find the session of what is built inside of a block, or of none: where Keras is in use, a
+distribution may be in force (`tfpar.distribution`)."""
+
+
 def enclosing() -> Session | None:
     """Return the session of the innermost block around here; without one, that of the
-    `keras.distribution` in force."""
+    `keras.distribution` in force.
+
+    Raises:
+        ArgumentError: both are there, and differ.
+    """
     own = active.get()
     if own:
-        return own[-1]
-    inherited = next((s for s in reversed(_inherited.get()) if s in _open), None)
-    return inherited or (session_of_distribution and session_of_distribution())
+        return session_in_force(own[-1])
+    return session_in_force(next((s for s in reversed(_inherited.get()) if s in _open), None))
 
 
 def open_elsewhere() -> Session | None:

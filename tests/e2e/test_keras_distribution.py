@@ -195,6 +195,14 @@ def test_two_requests_that_differ_are_an_error(in_force):
         tap.auto_parallel(tap.split([2]))
 
 
+def test_a_distribution_inside_of_a_block_has_to_be_the_same():
+    with tap.auto_parallel(tap.split([4])), by_columns().scope():
+        with pytest.raises(ArgumentError, match=r"Two requests differ: .* for the mesh data=4 "):
+            build()
+    with tap.auto_parallel(by_columns(), verbose=0) as session, by_columns().scope():
+        assert parallel_model(build()).session is session
+
+
 class Foreign(DataParallel.__base__):
     pass
 
