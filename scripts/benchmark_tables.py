@@ -50,6 +50,7 @@ from scripts.benchmark_columns.steps import (
 from scripts.benchmark_columns.three_d import (
     LARGE,
     LARGE_PLANNED,
+    PLANNED_SCALE,
     PUBLISHED,
     SCALE,
     THREE_D,
@@ -142,6 +143,7 @@ BLOCKS = {
     "annealing": Block(_AUTO3D, "three_d_random", annealing),
     "three-d-scale": Block(_AUTO3D, "three_d_scale", table(SCALE)),
     "large-planned": Block(_AUTO3D, "large_planned", table(LARGE_PLANNED)),
+    "planned-scale": Block(_AUTO3D, "planned_scale", table(PLANNED_SCALE)),
     "three-d-published": Block(_AUTO3D, "three_d_published", table(PUBLISHED)),
     "three-d-trials": Block(_AUTO3D, "three_d_trials", table(TRIALS)),
     "near-pipelines": Block(_AUTO3D, "three_d_trials", near_pipelines),
