@@ -181,6 +181,11 @@ def of_models() -> Iterator[Call]:
         name: tap.Options.__dataclass_fields__[name].default for name in Keywords.__annotations__
     }
     yield Call("auto_parallel", _entered, {"mesh": 2, "constraints": (), **options})
+    yield Call(
+        "AutoParallel",
+        lambda **given: tap.AutoParallel(**given),
+        {"mesh": 2, "constraints": (), **options},
+    )
     yield Call("Options", lambda **given: _entered(2, options=tap.Options(**given)), options)
     yield Call(
         "parallelize",
