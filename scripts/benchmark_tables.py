@@ -114,7 +114,7 @@ def in_step(page: str) -> str:
 BLOCKS = {
     "mutations": Block("CONTRIBUTING.md", "mutations", caught_in_words),
     "mutations-fast": Block("CONTRIBUTING.md", "mutations_fast", caught_in_words),
-    "planning-in-words": Block("README.md", "search", planning_in_words),
+    "planning-in-words": Block(_TAP, "search", planning_in_words),
     "search": Block(_TAP, "search", table(SEARCH)),
     "search-wanted": Block(_TAP, "search", before_and_after),
     "training-time": Block(_TAP, "training_time", table(TRAINING_TIME)),

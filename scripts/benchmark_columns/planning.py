@@ -24,7 +24,7 @@ SEARCH: list[Column] = [
 
 
 def planning_in_words(result: Result) -> str:
-    """What the README says of planning."""
+    """The sentences on what planning takes."""
     rows = {row["case"]: row for row in result.rows}
     gpt12, gpt96, t5, gpt3 = (rows[n] for n in ("gpt-12", "gpt-96", "t5-48", "gpt3-175B"))
     return (

@@ -104,8 +104,8 @@ def test_python_blocks_run(name, clean):
 
 
 def _constraint_rows():
-    """(what, the code of the constraints) of each row of the README's table."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    """(what, the code of the constraints) of each row of the table of common ways."""
+    text = (ROOT / "docs/howto/constrain_a_plan.md").read_text(encoding="utf-8")
     rows = text.partition("| You want | Constraints |")[2].partition("\n\n")[0].splitlines()[2:]
     for row in rows:
         what, code = re.split(r"(?<!\\)\|", row)[1:3]
@@ -115,7 +115,7 @@ def _constraint_rows():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what, calls", list(_constraint_rows()))
-def test_constraints_of_the_readme_hold(what, calls):
+def test_common_constraints_hold(what, calls):
     names = {"tap": tap, "layout_map": {".*fc1/kernel": (None, "model")}}
     found = [eval(call, names) for call in calls]  # noqa: S307 - our own page
     constraints = [c for f in found for c in (f if isinstance(f, tuple) else (f,))]
@@ -133,6 +133,10 @@ def test_constraints_of_the_readme_hold(what, calls):
         model = build()
     report = tap.verify(model, x, y, steps=2)
     assert report.ok, str(report)
+
+
+def test_the_front_page_is_read_in_two_minutes():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
 
 
 @pytest.mark.slow
