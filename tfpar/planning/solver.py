@@ -13,6 +13,7 @@ import numpy as np
 import pulp
 
 from tfpar.planning.deadline import Deadline
+from tfpar.planning.quiet_highs import hush_highs
 
 PROGRAM_SECONDS = 20.0
 """Time limit of one program, in seconds, however long the search may take."""
@@ -237,6 +238,8 @@ def solver(deadline: Deadline, time_limit_s: float = PROGRAM_SECONDS) -> pulp.Lp
     highs = pulp.getSolver("HiGHS", **options)
     if highs.available():
         import highspy  # of which there is no need where CBC is
+
+        hush_highs()
 
         def look(kind: Any, message: str, so_far: Any, told: Any, data: Any) -> None:
             told.user_interrupt = deadline.stopped

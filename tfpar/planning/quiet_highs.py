@@ -1,0 +1,49 @@
+"""HiGHS without its banner.
+
+Since 1.16 HiGHS prints its name and a notice when a process makes its first solver, before a solver
+can be told to be silent. So the first one is made here, with the standard output elsewhere.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import sys
+import tempfile
+import threading
+
+_BANNER = b"Running HiGHS", b"Includes third-party"
+"""Beginnings of its lines."""
+
+_LOCK = threading.Lock()
+
+
+def hush_highs() -> None:
+    """Have HiGHS print its banner where nobody sees it; what else is printed meanwhile comes
+    afterwards."""
+    with _LOCK:  # the output is that of the whole process
+        _make_first()
+
+
+@functools.cache
+def _make_first() -> None:
+    import highspy
+
+    sys.stdout.flush()
+    try:
+        shown = os.dup(1)
+    except OSError:  # there is no output
+        return
+    with tempfile.TemporaryFile() as said:
+        os.dup2(said.fileno(), 1)
+        try:
+            highspy.Highs()
+        finally:
+            ctypes.CDLL(None).fflush(None)  # of C, which HiGHS may print by
+            os.dup2(shown, 1)
+            os.close(shown)
+        said.seek(0)
+        others = b"".join(line for line in said if not line.startswith(_BANNER))
+    if others:
+        os.write(1, others)
