@@ -56,7 +56,9 @@ class auto_parallel:  # noqa: N801 - reads as a verb, as in the TAP paper
     Args:
         mesh: from `split`, a `Mesh`, or sizes such as `4` or `[2, 4]`: how many workers with how
             many devices. The search chooses the logical axes. By default all ranks of the job, or
-            the GPUs of this machine.
+            the GPUs of this machine. Or a `keras.distribution.DeviceMesh`, `DataParallel` or
+            `ModelParallel`; the latter two have constraints, too, and nothing is searched unless a
+            planner is named. By default also what the `keras.distribution` in force asks for.
         constraints: `shard(...)`, `replicate(...)` and kin, one or several, narrow the search. They
             name the mesh's axes, so that these are then the logical ones. Or a
             `keras.distribution.LayoutMap`.

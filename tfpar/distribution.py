@@ -277,7 +277,9 @@ def initialize(
         ArgumentError: addresses that are not one for each process, or no id.
         TfparError: as of joining a job.
     """
-    if job_addresses is not None:
+    if job_addresses is None:
+        this_world()
+    else:
         workers = job_addresses.split(",")
         if process_id is None or not 0 <= process_id < len(workers):
             raise ArgumentError(
@@ -293,7 +295,14 @@ def initialize(
         if joined_world() is None:
             task = {"type": "worker", "index": process_id}
             os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})
-    this_world()
+        world = this_world()
+        joined = (0, 1) if world is None else (world.rank, world.size)
+        if joined != (process_id, len(workers)):
+            raise ArgumentError(
+                f"keras.distribution.initialize asks for process {process_id} of {len(workers)}, "
+                f"but this process is rank {joined[0]} of {joined[1]}, as its launcher says or an "
+                f"earlier call. Leave out job_addresses, or the launcher."
+            )
 
 
 def distribute_tensor(tensor: Any, layout: keras.distribution.TensorLayout) -> Any:

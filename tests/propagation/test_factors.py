@@ -105,10 +105,10 @@ def test_a_rank_stores_the_longest_block():
     ],
 )
 def test_a_split_in_place_holds_the_same_entries(before, pattern, after, expected):
-    found = split_in_place((1, pattern), 6, [before], [after], Mesh.of([2, 3]))
+    found = split_in_place((1, pattern), (4, 6, 8), [before], [after], Mesh.of([2, 3]))
     assert found == (1, expected)
 
 
 def test_shares_that_are_unequal_leave_nothing_in_place_elsewhere():
     mesh = UnevenMesh.over(Mesh.of([2, 3]), 0, (1, 2))
-    assert split_in_place(K, 6, [K], [WHOLE], mesh) == K
+    assert split_in_place(K, (4, 6, 8), [K], [WHOLE], mesh) == K

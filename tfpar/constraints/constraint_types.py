@@ -114,14 +114,9 @@ class LayoutVariable(VariableConstraint):
 
 
 class OutputConstraint(Constraint):
-    """A constraint on what leaves the scopes of ops that match `pattern`; see `shard_output`.
-
-    Attributes:
-        published: it comes from a layout map, which may name layers that a model lacks.
-    """
+    """A constraint on what leaves the scopes of ops that match `pattern`; see `shard_output`."""
 
     pattern: str
-    published: ClassVar[bool] = False
 
     def placements(self, tensor: Tensor, mesh: Mesh) -> dict[int, Placement]:
         """Return the placements that it fixes of an activation, by mesh axis index."""
@@ -163,8 +158,6 @@ class LayoutOutput(OutputConstraint):
 
     pattern: str
     axes: tuple[str | None, ...]
-
-    published: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _check_layout(self, self.pattern, self.axes)

@@ -23,7 +23,7 @@ from tfpar.spec import ArgumentError, Mesh, SpecError
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class LayoutRequest:
     """A mesh and constraints that are asked for together.
 
     Attributes:
@@ -36,17 +36,17 @@ class Asked:
     lays_out_all: bool = False
 
 
-def read_mesh(value: Any) -> Asked:
+def read_mesh(value: Any) -> LayoutRequest:
     """Read what is given as a mesh: one of tfpar's or of Keras's, a layout map or a distribution.
 
     Raises:
         TfparError: as `Mesh.of`, `read_distribution` and `read_device_mesh`.
     """
     asked = _read_object(value)
-    return asked or Asked(None if value is None else Mesh.of(value))
+    return asked or LayoutRequest(None if value is None else Mesh.of(value))
 
 
-def read_constraints(value: Any) -> Asked:
+def read_constraints(value: Any) -> LayoutRequest:
     """Read what is given as constraints: those of tfpar, a layout map or a distribution.
 
     The mesh of a layout map counts where none is given: it cannot be made without one.
@@ -55,22 +55,22 @@ def read_constraints(value: Any) -> Asked:
         TfparError: as `constraints_of`, `read_distribution` and `read_device_mesh`.
     """
     asked = None if _is_of(value, "DeviceMesh") else _read_object(value)
-    return asked or Asked(constraints=constraints_of("constraints", value))
+    return asked or LayoutRequest(constraints=constraints_of("constraints", value))
 
 
-def _read_object(value: Any) -> Asked | None:
+def _read_object(value: Any) -> LayoutRequest | None:
     """Read an object of `keras.distribution`; None for anything else."""
     if _is_of(value, "Distribution"):
         return read_distribution(value)
     if _is_of(value, "DeviceMesh"):
-        return Asked(read_device_mesh(value))
+        return LayoutRequest(read_device_mesh(value))
     if _is_of(value, "LayoutMap"):
         own = value.device_mesh
-        return Asked(None if own is None else read_device_mesh(own), from_layout_map(value))
+        return LayoutRequest(None if own is None else read_device_mesh(own), from_layout_map(value))
     return None
 
 
-def read_distribution(distribution: Any) -> Asked:
+def read_distribution(distribution: Any) -> LayoutRequest:
     """Return what a `keras.distribution.Distribution` asks for.
 
     Raises:
@@ -87,7 +87,7 @@ def read_distribution(distribution: Any) -> Asked:
     constraints: tuple[Constraint, ...] = (batch(distribution.batch_dim_name),)
     if _is_of(distribution, "ModelParallel"):
         constraints += from_layout_map(distribution._layout_map)
-    return Asked(read_device_mesh(distribution.device_mesh), constraints, lays_out_all=True)
+    return LayoutRequest(read_device_mesh(distribution.device_mesh), constraints, lays_out_all=True)
 
 
 def read_device_mesh(value: Any) -> Mesh:

@@ -12,6 +12,7 @@ import os
 import sys
 import tempfile
 import threading
+from typing import Any
 
 _BANNER = b"Running HiGHS", b"Includes third-party"
 """Beginnings of its lines."""
@@ -30,15 +31,17 @@ def hush_highs() -> None:
 def _make_first() -> None:
     import highspy
 
-    sys.stdout.flush()
-    try:
-        shown = os.dup(1)
-    except OSError:  # there is no output
-        return
+    make: Any = highspy.Highs  # its releases differ in what types they state
+    if sys.stdout is not None:
+        sys.stdout.flush()
     with tempfile.TemporaryFile() as said:
+        try:
+            shown = os.dup(1)
+        except OSError:  # there is no output
+            return
         os.dup2(said.fileno(), 1)
         try:
-            highspy.Highs()
+            make()
         finally:
             ctypes.CDLL(None).fflush(None)  # of C, which HiGHS may print by
             os.dup2(shown, 1)

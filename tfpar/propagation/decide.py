@@ -135,7 +135,7 @@ def choose_strategy(
             _placed(rule.inputs[i], specs[i], axis, seen[i], parts) for i in range(len(specs))
         ]
         in_place = [
-            None if own is None else _in_place(own, rule, before, splits, mesh)
+            None if own is None else split_in_place(own, rule.sizes, before, splits, mesh)
             for own, before in zip(placed, own_splits, strict=True)
         ]
         if planned is not None and axis < len(planned.splits):
@@ -302,20 +302,6 @@ def _placed(
     if not isinstance(placement, Shard):
         return WHOLE
     return split_of(dims, placement, sizes, parts)
-
-
-def _in_place(
-    own: Split,
-    rule: OpRule,
-    before: Sequence[Split | None],
-    splits: Sequence[Split],
-    mesh: Mesh,
-) -> Split:
-    """The split in the op that moves nothing of an input whose own is `own`, if there is one."""
-    earlier = [split for split in before if split is not None]
-    if own[0] < 0 or len(earlier) < len(before):
-        return own
-    return split_in_place(own, rule.sizes[own[0]], earlier, splits, mesh)
 
 
 def _choose_axis(

@@ -85,29 +85,35 @@ def split_of(dims: Dims, shard: Shard, sizes: Sequence[int], parts: int) -> Spli
 
 
 def split_in_place(
-    split: Split, size: int, before: Sequence[Split], after: Sequence[Split], mesh: Mesh
+    split: Split,
+    sizes: Sequence[int],
+    before: Sequence[Split | None],
+    after: Sequence[Split],
+    mesh: Mesh,
 ) -> Split:
-    """Return the split that leaves entries where `split` has them, behind other earlier axes; the
-    same one if there is none.
+    """Return the split in an op that leaves entries of an input where its own `split` has them,
+    behind other earlier axes; the same one if there is none.
 
     Earlier axes may split a factor of an input that they leave whole in the op, or the other way
     round: blocks of the one are strided in the other.
 
     Args:
-        size: of the factor.
-        before, after: the splits of the earlier axes in the input, and in the op.
+        sizes: of the factors.
+        before, after: the splits of the earlier axes in the input, and in the op; None cuts across
+            factors.
     """
     factor, pattern = split
-    if factor < 0:
+    known = [one for one in before if one is not None]
+    if factor < 0 or len(known) < len(before):
         return split
-    have, want = _splitting(factor, before, mesh), _splitting(factor, after, mesh)
+    have, want = _splitting(factor, known, mesh), _splitting(factor, after, mesh)
     if have == want or isinstance(mesh, UnevenMesh):
         return split
     parts, axis = mesh.shape, len(before)
     found: Shard | None = Shard(0, *pattern)
-    for outer, shard, length in reversed(_with_lengths(have, size, mesh)):
+    for outer, shard, length in reversed(_with_lengths(have, sizes[factor], mesh)):
         found = found and without_outer(found, shard, length, parts[outer], parts[axis])
-    for outer, shard, length in _with_lengths(want, size, mesh):
+    for outer, shard, length in _with_lengths(want, sizes[factor], mesh):
         found = found and within_outer(found, shard, length, parts[outer], parts[axis])
     return split if found is None else (factor, (found.stride, found.unit))
 

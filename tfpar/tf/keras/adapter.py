@@ -3,9 +3,9 @@
 Keras calls `make_train_function`, `make_test_function` and `make_predict_function`, and KerasHub
 `make_generate_function`; a model may have its own: an adopted model gets them as attributes. To
 learn of models that are made or compiled inside an `auto_parallel` block, the trainer's `__init__`
-and `compile` are wrapped, once, at the first use of tfpar, and so is what loads and saves; outside
-of a block, and on ordinary models, they do as before. What copies models is wrapped too: a copy
-runs on the mesh of its original; and `fit`, for what is to be done where it fails.
+and `compile` are wrapped, once, when tfpar and Keras are loaded, and so is what loads and saves;
+outside of a block, and on ordinary models, they do as before. What copies models is wrapped too: a
+copy runs on the mesh of its original; and `fit`, for what is to be done where it fails.
 """
 
 from __future__ import annotations
