@@ -16,7 +16,6 @@ from kubeflow_trainer_api import models
 
 from tests.docker.files import DOCKER, IMAGES, options_of
 from tests.time_limits import time_limit
-from tfpar.jobs.launch import environment
 
 KINDS = {
     "TrainingRuntime": models.TrainerV1alpha1TrainingRuntime,
@@ -171,18 +170,18 @@ def check_node(node: dict[str, Any]) -> None:
 def test_ranks_of_the_indexed_job_know_their_place():
     spec = INDEXED["Job"]["spec"]
     told = {entry["name"]: entry.get("value") for entry in container("Job")["env"]}
-    assert told[environment.SIZE] == str(spec["completions"]) == str(spec["parallelism"])
+    assert told["TFPAR_SIZE"] == str(spec["completions"]) == str(spec["parallelism"])
     service, job = INDEXED["Service"], INDEXED["Job"]["metadata"]["name"]
     assert told["MASTER_ADDR"] == f"{job}-0.{service['metadata']['name']}"
     assert PODS["Job"]["subdomain"] == service["metadata"]["name"]
     assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": job}
-    assert environment.TOKEN in told and not container("Job")["image"].endswith("-ssh")
+    assert "TFPAR_TOKEN" in told and not container("Job")["image"].endswith("-ssh")
 
 
 def test_a_rank_is_started_by_its_first_step_and_alive_while_it_takes_more(tmp_path):
     """The probes are run: without the file, with a fresh one, and with an old one."""
     told = {entry["name"]: entry.get("value") for entry in container("Job")["env"]}
-    file = Path(told[environment.HEARTBEAT])
+    file = Path(told["TFPAR_HEARTBEAT"])
 
     def passes(probe: str) -> bool:
         words = container("Job")[probe]["exec"]["command"]
