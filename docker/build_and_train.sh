@@ -7,7 +7,7 @@
 #
 # It takes apt's and pip's settings from the machine; neither is part of an image. FOLDER gets
 # everything, some 15 GB, and its base is used again (default: a temporary one, removed after). Of
-# Dockerfile.cuda, whose base is not made here, only the last stage is built, around the CPU environment.
+# Dockerfile.cuda, whose base is not made here, the first stage is left out for the CPU environment.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -68,6 +68,7 @@ trap 'exit 130' INT TERM
 if ! containers inspect --type image tfpar-base >/dev/null 2>&1; then
   # shellcheck source=/dev/null
   suite=$(. /etc/os-release && echo "$VERSION_CODENAME")
+  # shellcheck disable=SC2016  # apt expands it
   mirror=$(apt-get indextargets --format '$(REPO_URI)' "Codename: $suite" | head --lines=1)
   rm -rf --one-file-system "$folder/base"
   timeout "$base_limit" debootstrap --variant=minbase \
@@ -114,8 +115,11 @@ image() {
     "$@" .
 }
 image tfpar:cpu docker/Dockerfile.cpu
-image tfpar:cuda docker/Dockerfile.cuda --build-arg BUILD_BASE=localhost/tfpar-base \
-  --build-context build=container-image://localhost/tfpar:cpu
+# Their first stage is the environment that is there.
+readonly built=build=container-image://localhost/tfpar:cpu
+image tfpar:cpu-ssh docker/Dockerfile.cpu --target ssh --build-context "$built"
+image tfpar:cuda-ssh docker/Dockerfile.cuda --target ssh --build-context "$built" \
+  --build-arg BUILD_BASE=localhost/tfpar-base
 
 # --- two containers, one job ------------------------------------------------------------------------
 
@@ -133,15 +137,15 @@ for i in "${!nodes[@]}"; do
   ip -n "$space" address add "$subnet.$((i + 1))/24" dev eth0
   ip -n "$space" link set eth0 up
   ip -n "$space" link set lo up
-  containers from --name "${nodes[i]}" "${hosts[@]}" localhost/tfpar:cpu >/dev/null
+  containers from --name "${nodes[i]}" "${hosts[@]}" localhost/tfpar:cpu-ssh >/dev/null
 done
 
-mkdir -p "$folder/ssh"
+install --directory --mode=700 --owner=1000 --group=1000 "$folder/ssh"  # the image's user
 inside() {  # SECONDS NODE COMMAND...
   local limit=$1 node=$2
   shift 2
   timeout --kill-after=20 "$limit" ip netns exec "tfpar-$node" "${build[@]}" run \
-    --isolation chroot --hostname "$node" --volume "$folder/ssh:/root/.ssh" "$node" -- "$@"
+    --isolation chroot --hostname "$node" --volume "$folder/ssh:/home/tfpar/.ssh" "$node" -- "$@"
 }
 inside "$serve_limit" node1 node.sh keys
 started=$SECONDS
@@ -149,7 +153,7 @@ for node in "${nodes[@]}"; do
   inside "$((serve_limit + train_limit))" "$node" node.sh >"$folder/$node.log" 2>&1 &
 done
 answers() {
-  ip netns exec "tfpar-$1" bash -c 'exec 3<>/dev/tcp/127.0.0.1/22' 2>/dev/null
+  ip netns exec "tfpar-$1" bash -c 'exec 3<>/dev/tcp/127.0.0.1/2222' 2>/dev/null
 }
 for node in "${nodes[@]}"; do
   until answers "$node"; do

@@ -1,19 +1,30 @@
 #!/usr/bin/env bash
-# A node of a try-out: an sshd by which `tfpar run` starts ranks here. No key is part of an image.
+# A node of a job: an sshd by which `tfpar run` starts ranks here, as the user of the image.
 #
-#   node.sh         make this container's host keys, and serve
-#   node.sh keys    make the key pair that all nodes share in /root/.ssh, unless it is there
+#   node.sh                    serve
+#   node.sh keys               make the job's key pair in ~/.ssh, unless it is there
+#   node.sh known-hosts HOST   the line by which ssh knows a host of the job (ssh.conf calls it)
+#
+# A job has one key pair, which its nodes share, made here or by an operator. Who has it may log in,
+# and is the host that was meant. No key is part of an image.
 set -euo pipefail
 
-if [[ "${1:-}" == keys ]]; then
-  install --directory --mode=700 /root/.ssh
-  if [[ ! -f /root/.ssh/id_ed25519 ]]; then
-    ssh-keygen -q -t ed25519 -N "" -C tfpar -f /root/.ssh/id_ed25519
-    install --mode=600 /root/.ssh/id_ed25519.pub /root/.ssh/authorized_keys
-  fi
-  exit
-fi
+key=~/.ssh/id_ed25519
+[[ -f $key ]] || key=~/.ssh/id_rsa  # as operators name it, whatever its type
 
-ssh-keygen -A
-install --directory --mode=755 /run/sshd
-exec /usr/sbin/sshd -D -e
+case "${1:-}" in
+  keys)
+    if [[ ! -f $key ]]; then
+      key=~/.ssh/id_ed25519
+      ssh-keygen -q -t ed25519 -N "" -C tfpar -f "$key"
+      install --mode=600 "$key.pub" ~/.ssh/authorized_keys
+    fi
+    ;;
+  known-hosts)
+    read -r type public _ <"$key.pub"
+    echo "$2 $type $public"
+    ;;
+  *)
+    exec /usr/sbin/sshd -D -e -h "$key"
+    ;;
+esac

@@ -13,6 +13,7 @@ import pytest
 import tomlkit
 import yaml
 
+import tfpar
 from tests.test_imports import MODULES, PACKAGES
 from tests.time_limits import time_limit
 
@@ -89,10 +90,11 @@ def test_nothing_follows_the_program_of_a_module():
     assert programs > 1
 
 
-def test_the_version_is_in_one_place():
+def test_the_version_is_in_one_place_and_in_the_recipe():
     described = project()
     assert "version" in described["project"]["dynamic"]
     assert described["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "tfpar.__version__"}
+    assert yaml.safe_load(text("conda/recipe.yaml"))["context"]["version"] == tfpar.__version__
 
 
 def bounds(name: str) -> tuple[list[int], list[int]]:

@@ -2,54 +2,30 @@
 
 from __future__ import annotations
 
-import argparse
+import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import kubernetes_validate
 import pytest
 import yaml
 
+from tests.docker.files import (
+    DOCKER,
+    DOCKERFILES,
+    IMAGES,
+    PAGE,
+    ROOT,
+    options_of,
+    text,
+    tfpar_runs,
+)
 from tests.time_limits import time_limit
-from tfpar.cli import make_parser
 
-ROOT = Path(__file__).parents[2]
-DOCKER = ROOT / "docker"
-IMAGES = {"tfpar:cpu": DOCKER / "Dockerfile.cpu", "tfpar:cuda": DOCKER / "Dockerfile.cuda"}
 SCRIPTS = sorted(DOCKER.glob("*.sh"))
-PAGE = ROOT / "docs" / "howto" / "run_on_a_cluster.md"
-
-
-def text(name: str) -> str:
-    return (DOCKER / name).read_text(encoding="utf-8")
-
-
-def options_of(words: list[str]) -> argparse.Namespace:
-    """What `tfpar` understands; an unknown option exits."""
-    return make_parser().parse_args(words)
-
-
-def tfpar_runs(page: str) -> list[list[str]]:
-    """The words of each `tfpar run` that stands in the text of a file, without `tfpar`."""
-    page = page.replace("\\\n", " ")
-    lines = re.findall(
-        r"^(?:#|exec|.*exec node1|inside \S+ node1)?\s*tfpar (run .*)$", page, re.MULTILINE
-    )
-    return [line.split("  #")[0].split() for line in lines]
-
-
-def spec() -> dict:
-    job = yaml.safe_load(text("mpijob.yaml"))
-    assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v2beta1", "MPIJob")
-    return job["spec"]
-
-
-def container(role: str) -> dict:
-    (only,) = spec()["mpiReplicaSpecs"][role]["template"]["spec"]["containers"]
-    return only
+SSH_FILES = ("ssh.conf", "sshd.conf")
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
@@ -82,7 +58,7 @@ def test_images_are_not_built_where_the_tools_are_missing(tmp_path):
     assert done.stdout == "build_and_train.sh: left out, buildah is not installed\n"
 
 
-@pytest.mark.parametrize("path", IMAGES.values(), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCKERFILES.values(), ids=lambda path: path.name)
 def test_images_copy_what_there_is(path):
     copied = re.findall(r"^COPY (?!--from)(.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
     sources = [source for line in copied for source in line.split()[:-1]]
@@ -90,12 +66,66 @@ def test_images_copy_what_there_is(path):
     assert [source for source in sources if not (ROOT / source).exists()] == []
 
 
-def test_images_hold_no_keys():
-    for path in IMAGES.values():
-        page = path.read_text(encoding="utf-8")
-        assert (
-            "ssh-keygen" not in page and "rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_*" in page
+def stages(path: Path) -> dict[str, list[str]]:
+    """The instructions of each stage of a Dockerfile, in order; "" names one without a name."""
+    page = re.sub(r"^#.*\n", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    found: dict[str, list[str]] = {}
+    for line in page.replace("\\\n", " ").splitlines():
+        if start := re.match(r"FROM (\S+)(?: AS (\w+))?", line):
+            found[start[2] or ""] = [line]
+        elif found and line.strip():
+            found[next(reversed(found))].append(" ".join(line.split()))
+    return found
+
+
+@pytest.mark.parametrize("path", DOCKERFILES.values(), ids=lambda path: path.name)
+def test_images_run_as_a_user_and_have_ssh_only_where_it_is_asked_for(path):
+    found = stages(path)
+    assert list(found) == ["build", "plain", "ssh", ""]
+    assert found[""] == ["FROM plain"] and found["ssh"][0] == "FROM plain AS ssh"
+    assert "ssh" not in " ".join(found["build"] + found["plain"])
+    for name in ("plain", "ssh"):
+        users = [line for line in found[name] if line.startswith("USER")]
+        assert users[-1] == "USER 1000:1000", name  # a number: Kubernetes asks who it is
+    assert any("useradd" in line and "--uid 1000" in line for line in found["plain"])
+
+
+@pytest.mark.parametrize("path", DOCKERFILES.values(), ids=lambda path: path.name)
+def test_images_hold_no_keys(path):
+    """Debian's package makes host keys as it is installed: they go in the same layer."""
+    (installs,) = (line for line in stages(path)["ssh"] if "openssh-server" in line)
+    assert installs.startswith("RUN ") and "rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_h" in installs
+    assert "ssh-keygen" not in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="no ssh")
+def test_a_node_makes_the_key_of_a_job_once_and_knows_hosts_by_it(tmp_path):
+    (tmp_path / ".ssh").mkdir()
+
+    def node(*arguments: str) -> str:
+        script = [str(DOCKER / "node.sh"), *arguments]
+        env = {**os.environ, "HOME": str(tmp_path)}
+        done = subprocess.run(
+            script, env=env, capture_output=True, text=True, timeout=time_limit(20), check=True
         )
+        return done.stdout
+
+    assert node("keys") == node("keys") == ""
+    kind, public, _ = (tmp_path / ".ssh/authorized_keys").read_text().split()
+    assert node("known-hosts", "[node1]:2222") == f"[node1]:2222 {kind} {public}\n"
+    # What an operator has mounted takes its place.
+    for name in ("id_ed25519", "id_ed25519.pub"):
+        new = name.replace("ed25519", "rsa")
+        (tmp_path / ".ssh" / name).rename(tmp_path / ".ssh" / new)
+    assert node("keys") == "" and node("known-hosts", "a") == f"a {kind} {public}\n"
+
+
+def test_ssh_trusts_hosts_by_their_keys():
+    page = text("ssh.conf")
+    assert "KnownHostsCommand /usr/local/bin/node.sh known-hosts %H" in page
+    assert "StrictHostKeyChecking" not in page
+    ports = [re.search(r"^\s*Port (\d+)$", text(n), re.MULTILINE)[1] for n in SSH_FILES]
+    assert ports == ["2222", "2222"]
 
 
 def test_the_installed_options_exist():
@@ -134,13 +164,14 @@ def test_runs_use_options_that_there_are(path):
 def test_the_two_nodes_share_keys_made_at_start():
     services = yaml.safe_load(text("compose.yaml"))["services"]
     assert services["keys"]["command"] == ["node.sh", "keys"]
-    assert services["keys"]["build"] == {"context": "..", "dockerfile": "docker/Dockerfile.cpu"}
+    build = {"context": "..", "dockerfile": "docker/Dockerfile.cpu", "target": "ssh"}
+    assert services["keys"]["build"] == build
     (words,) = tfpar_runs(text("compose.yaml"))
     for entry in options_of(words).hosts.split(","):
         node = services[entry.partition(":")[0]]
         assert node["hostname"] == entry.partition(":")[0]
         assert node["image"] == services["keys"]["image"] in IMAGES
-        assert node["volumes"] == services["keys"]["volumes"] == ["ssh:/root/.ssh"]
+        assert node["volumes"] == services["keys"]["volumes"] == ["ssh:/home/tfpar/.ssh"]
         assert node["depends_on"]["keys"]["condition"] == "service_completed_successfully"
 
 
@@ -149,51 +180,3 @@ def test_compose_s_schema_has_no_complaint():
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
     done = subprocess.run([*command, page], capture_output=True, text=True, timeout=time_limit(60))
     assert done.returncode == 0, done.stdout
-
-
-@pytest.mark.parametrize("role", ["Launcher", "Worker"])
-def test_kubernetes_knows_the_pods_of_the_mpijob(role):
-    """The operator's own fields are in no schema of a package; what it makes pods of is."""
-    template = spec()["mpiReplicaSpecs"][role]["template"]
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": role.lower()}, **template}
-    kubernetes_validate.validate(pod, kubernetes_validate.latest_version(), strict=True)
-    pod["spec"]["containers"][0]["imagePullPolice"] = "Always"
-    with pytest.raises(kubernetes_validate.ValidationError, match="imagePullPolice"):
-        kubernetes_validate.validate(pod, kubernetes_validate.latest_version(), strict=True)
-
-
-def test_the_mpijob_has_a_gpu_and_a_slot_for_each_rank():
-    slots = spec()["slotsPerWorker"]
-    workers = spec()["mpiReplicaSpecs"]["Worker"]["replicas"]
-    launcher, worker = container("Launcher"), container("Worker")
-    found = options_of([*launcher["command"][1:], *launcher["args"]])
-    assert found.num_ranks == slots * workers >= found.min_ranks
-    assert found.hostfile == "/etc/mpi/hostfile" and found.program == ["python", "train.py"]
-    assert worker["resources"]["limits"]["nvidia.com/gpu"] == slots
-    assert launcher["image"] == worker["image"] in IMAGES
-    pod = spec()["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]
-    assert pod["terminationGracePeriodSeconds"] > found.grace
-
-
-def test_workers_of_the_mpijob_serve_ssh():
-    assert spec()["sshAuthMountPath"] == "/root/.ssh"
-    assert container("Worker")["command"] == ["node.sh"]
-    assert container("Worker")["readinessProbe"]["tcpSocket"]["port"] == 22
-    (mount,) = container("Worker")["volumeMounts"]
-    (volume,) = spec()["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["volumes"]
-    assert mount == {"name": volume["name"], "mountPath": "/dev/shm"}
-
-
-@pytest.mark.parametrize("name", ["slurm_srun.sh", "slurm_tfpar_run.sh"])
-def test_slurm_gives_each_rank_a_gpu(name):
-    asked = dict(re.findall(r"^#SBATCH --([\w-]+)=(.*)$", text(name), re.MULTILINE))
-    # Without tasks per node a rank does not know how many it shares its machine with.
-    assert asked["ntasks-per-node"] == asked["gpus-per-node"]
-    last_comment = text(name).rindex("#SBATCH")
-    assert text(name).index("set -euo") > last_comment, "Slurm reads no further than a command"
-
-
-def test_slurm_leaves_ranks_time_to_save():
-    (words,) = tfpar_runs(text("slurm_tfpar_run.sh"))
-    seconds = int(re.search(r"--signal=B:TERM@(\d+)", text("slurm_tfpar_run.sh"))[1])
-    assert options_of(words).grace < seconds

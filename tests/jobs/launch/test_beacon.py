@@ -152,6 +152,28 @@ def test_limits_that_are_no_numbers_are_refused():
         Beacon.alone(0, {"TFPAR_TIMEOUT": "soon"})
 
 
+def test_the_heartbeat_begins_with_the_first_step_and_is_as_old_as_the_last_progress(tmp_path):
+    file = tmp_path / "heartbeat"
+    file.touch()  # by a run before
+    beacon = Beacon.alone(0, {"TFPAR_HEARTBEAT": str(file)})
+    beacon.at("joined the job")
+    assert wait_until(lambda: beacon._told[0] is beacon._now, 3) and not file.exists()
+    beacon.took(1)
+    for step in range(1, 3):
+        beacon.at(f"after train step {step}")
+        assert wait_until(lambda: file.exists() and file.stat().st_mtime > 1, 3)
+        os.utime(file, (1, 1))
+    beacon.close()
+    assert file.stat().st_mtime == 1
+
+
+def test_a_heartbeat_that_cannot_be_written_is_named(supervisor, tmp_path):
+    nowhere = {"TFPAR_HEARTBEAT": str(tmp_path / "no" / "heartbeat")}
+    with pytest.raises(TfparError, match="TFPAR_HEARTBEAT=.*/no/heartbeat cannot be written: No"):
+        Beacon.connect(0, {**variables(supervisor), **nowhere})
+    assert supervisor.signs() == {}
+
+
 def ended(text: str, others: dict[str, str]) -> subprocess.CompletedProcess:
     code = f"import os, time\nfrom tfpar.jobs.launch.beacon import Beacon\n{text}"
     return subprocess.run(

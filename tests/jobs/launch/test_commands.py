@@ -130,6 +130,7 @@ def test_ssh_gets_its_options():
     line = ssh_command("me@h", ("train",), "/dir", options)
     assert line[0] == "ssh" and "BatchMode=yes" in line and "ConnectTimeout=9" in line
     assert line[line.index("-p") + 1] == "2222" and line[line.index("-i") + 1] == "/k"
+    assert "StrictHostKeyChecking" not in " ".join(line)  # as the user's ssh has it
     assert line[-2] == "me@h" and line[-1].startswith("cd /dir && exec sh ")
 
 

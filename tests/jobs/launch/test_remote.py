@@ -16,6 +16,7 @@ SSH = """#!/bin/sh
 while [ $# -gt 2 ]; do shift; done
 echo "$1" >> "$SSH_CALLS"
 [ "$1" != dead ] || exit 255
+[ "$1" != new ] || { echo "Host key verification failed." >&2; exit 255; }
 exec env -i HOME=/ PATH=/usr/bin:/bin SSH_HOST="$1" sh -c "$2"
 """
 
@@ -85,6 +86,13 @@ def test_an_exit_code_comes_back_and_what_runs_elsewhere_is_ended(ssh, capfd):
 def test_a_host_out_of_reach_is_told(ssh, capfd):
     assert remote(("sleep", "30"), "localhost:1,dead:1", 2) == 255
     assert "rank 1 (host dead) cannot be reached" in capfd.readouterr().err
+
+
+def test_a_host_that_ssh_does_not_trust_is_told_with_what_to_do(ssh, capfd):
+    assert remote(("sleep", "30"), "localhost:1,new:1", 2) == 255
+    said = capfd.readouterr().err
+    assert "[1] Host key verification failed." in said
+    assert "ssh does not know the key of new, or it has changed. Log in once" in said
 
 
 def test_a_host_out_of_reach_is_left_out_with_all_its_slots(ssh, capfd):

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from tfpar.jobs.launch import environment as names
+from tfpar.jobs.launch.heartbeat import Heartbeat
 from tfpar.jobs.launch.host_network import sources_towards
 from tfpar.pipeline.tasks import Task
 from tfpar.spec.errors import TfparError
@@ -90,13 +91,19 @@ class Beacon:
         timeout_s: how long a bounded activity may last, seconds.
         grace_s: from SIGTERM to the end when the launcher is lost, seconds.
         connection: to the launcher, admitted; None without one.
+        heartbeat: told of progress once a step has been taken; None if nobody looks.
     """
 
     def __init__(
-        self, rank: int, timeout_s: float, grace_s: float, connection: socket.socket | None
+        self,
+        rank: int,
+        timeout_s: float,
+        grace_s: float,
+        connection: socket.socket | None,
+        heartbeat: Heartbeat | None,
     ) -> None:
         self._rank, self._timeout_s, self._grace_s = rank, timeout_s, grace_s
-        self._connection = connection
+        self._connection, self._heartbeat = connection, heartbeat
         self._send_lock = threading.Lock()
         self._now = _Now("starting", False, time.monotonic())
         self._told: tuple[_Now, TaskProgress | None] = (self._now, None)
@@ -123,16 +130,17 @@ class Beacon:
         if not supervisor:
             return None
         timeout_s, grace_s = _limits(environ)
+        heartbeat = Heartbeat.of(environ)
         connection = _admitted(supervisor, environ, rank)
         # What is sent and not acknowledged for so long: the launcher's machine is gone.
         limit_ms = int(timeout_s * 1000)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit_ms)
-        return cls(rank, timeout_s, grace_s, connection)
+        return cls(rank, timeout_s, grace_s, connection, heartbeat)
 
     @classmethod
     def alone(cls, rank: int, environ: Mapping[str, str]) -> Beacon:
         """Make a beacon without a launcher: only the watchdog."""
-        return cls(rank, *_limits(environ), None)
+        return cls(rank, *_limits(environ), None, Heartbeat.of(environ))
 
     @property
     def timeout_s(self) -> float:
@@ -277,6 +285,8 @@ class Beacon:
         if now is told[0] and reached == told[1]:
             return False
         self._told = (now, reached)
+        if self._heartbeat is not None and self._steps:
+            self._heartbeat.beat()
         age = time.monotonic() - now.since
         text = now.activity[:_LONGEST_TEXT]
         said = {"say": "at", "activity": text, "bounded": now.bounded, "age": age}

@@ -40,7 +40,7 @@ def local_command(command: Sequence[str], grace_s: float) -> list[str]:
 def ssh_command(host: str, command: Sequence[str], folder: str, options: RunOptions) -> list[str]:
     """Return the command line that runs `command` on `host` in `folder`.
 
-    The first line on its stdin is `exporting(...)`.
+    Whom ssh trusts is as the user's ssh has it. The first line on its stdin is `exporting(...)`.
     """
     script = _TAKE_VARIABLES + _watch(options.grace_s) + _WAIT_FOR
     there = shlex.join(["sh", "-c", script, "sh", *command])
@@ -50,8 +50,6 @@ def ssh_command(host: str, command: Sequence[str], folder: str, options: RunOpti
         "-x",
         "-o",
         "BatchMode=yes",
-        "-o",
-        "StrictHostKeyChecking=accept-new",  # a key that has changed is an impostor's
         "-o",
         "LogLevel=ERROR",
         "-o",

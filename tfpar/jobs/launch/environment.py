@@ -21,6 +21,7 @@ SUPERVISOR = "TFPAR_SUPERVISOR"  # host:port
 TOKEN = "TFPAR_TOKEN"
 ATTEMPT = "TFPAR_ATTEMPT"
 ADDRESSES = "TFPAR_ADDRESSES"  # host:port of each rank, for TensorFlow's own collectives
+HEARTBEAT = "TFPAR_HEARTBEAT"  # a file
 INSECURE_GRPC = "TFPAR_INSECURE_GRPC"  # 1: any host may reach TensorFlow's servers
 TIMELINE = "TFPAR_TIMELINE"  # the file, absolute
 TIMELINE_STEPS = "TFPAR_TIMELINE_STEPS"  # 10-12

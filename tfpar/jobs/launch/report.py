@@ -12,6 +12,7 @@ from tfpar.jobs.launch.blame import Blame, Cause, RankStatus
 _MESSAGE_CHARACTERS = 400
 _HEADERS = ("rank", "host", "at", "stage", "task", "for", "end")
 _MAY_BE_EMPTY = ("stage", "task")
+_HOST_KEY = "Host key verification failed"  # ssh's words
 
 
 def headline(blamed: Sequence[Blame]) -> str:
@@ -40,8 +41,14 @@ def report(blamed: Sequence[Blame], records: Sequence[RankStatus], now: float) -
 
 
 def _advice(blamed: Sequence[Blame], records: Sequence[RankStatus]) -> list[str]:
-    """Suggest what to look at where ranks wait for each other in different places."""
+    """Suggest what to do about a host that ssh does not trust, and ranks that wait elsewhere."""
     cause, culprits = blamed[0].cause, [b.record.rank for b in blamed]
+    if cause is Cause.UNREACHABLE and _HOST_KEY in " ".join(blamed[0].record.stderr):
+        return [
+            f"ssh does not know the key of {blamed[0].record.host}, or it has changed. Log in once "
+            f"by hand (ssh {blamed[0].record.host}), which shows and asks, or have ssh take new "
+            f"keys at their word: StrictHostKeyChecking accept-new in ~/.ssh/config."
+        ]
     others = [r for r in records if r.rank not in culprits and r.signs is not None]
     if cause not in (Cause.FEWER_BATCHES, Cause.ELSEWHERE) or not others:
         return []
