@@ -83,4 +83,6 @@ def detect_cluster(mesh: Mesh) -> Cluster:
     preset = next((preset for known, preset in _GPU_PRESETS if known in name), "dgx-a100")
     if num_gpus() >= mesh.size:
         mesh = Mesh.of([1, mesh.size])
-    return fit_to_mesh(read_preset(preset), mesh).with_host_memory(host_memory())
+    # Of a cloud's machines the rent is known, of these it is not.
+    machines = read_preset(preset).with_device(price_per_hour=None, price_source="")
+    return fit_to_mesh(machines, mesh).with_host_memory(host_memory())
