@@ -161,9 +161,9 @@ def estimates_json(
     a training what it takes on each, and `"training"`."""
     described = [dataclasses.asdict(one) for one in found[:top]]
     if training is not None:
-        for one, fields in zip(found, described, strict=False):
-            fields["dollars_per_epoch"] = training.epoch_dollars(one)
-            fields["training_hours"] = training.hours(one)
+        for fleet, fields in zip(found, described, strict=False):
+            fields["dollars_per_epoch"] = training.epoch_dollars(fleet)
+            fields["training_hours"] = training.hours(fleet)
     for one in described:
         for key, value in one.items():
             if isinstance(value, float) and not math.isfinite(value):
