@@ -124,7 +124,7 @@ def budget_lines(fleet: Estimate, training: Training) -> Iterator[str]:
 
 
 def budget_json(found: Sequence[Estimate], training: Training) -> dict[str, Any]:
-    """What the training takes on the chosen fleet, as JSON has it; null is what is not known."""
+    """Describe the training and the chosen fleet as JSON has them; null is what is not known."""
     described = dataclasses.asdict(training)
     if training.deadline_hours is not None:
         choice = choose_fleet(found, training)

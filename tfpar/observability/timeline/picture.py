@@ -38,7 +38,7 @@ Lane = tuple[int, str]
 
 
 class _Span(NamedTuple):
-    """What runs in a lane, in microseconds."""
+    """Work in a lane, in microseconds."""
 
     lane: Lane
     kind: str
@@ -112,7 +112,7 @@ def _columns(spans: Iterable[_Span], window: tuple[float, float]) -> dict[Lane, 
     """The kind of each column of a lane in which anything runs: what takes most of its time."""
     start, end = window
     per_us = _COLUMNS / max(end - start, 1e-9)
-    taken: dict[Lane, dict[int, collections.Counter[str]]] = {}
+    taken: dict[Lane, dict[int, dict[str, float]]] = {}
     for span in spans:
         first, last = (min(max((t - start) * per_us, 0), _COLUMNS) for t in (span.start, span.end))
         if first == last and not start <= span.start < end:
@@ -120,9 +120,12 @@ def _columns(spans: Iterable[_Span], window: tuple[float, float]) -> dict[Lane, 
         columns = taken.setdefault(span.lane, {})
         for column in range(int(first), max(math.ceil(last), int(first) + 1)):
             share = min(last, column + 1) - max(first, column)
-            columns.setdefault(column, collections.Counter())[span.kind] += max(share, 1e-9)
+            kinds = columns.setdefault(column, collections.defaultdict(float))
+            kinds[span.kind] += max(share, 1e-9)
     return {
-        lane: {column: kinds.most_common(1)[0][0] for column, kinds in sorted(columns.items())}
+        lane: {
+            column: max(kinds, key=kinds.__getitem__) for column, kinds in sorted(columns.items())
+        }
         for lane, columns in taken.items()
     }
 
