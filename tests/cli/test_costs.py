@@ -95,6 +95,16 @@ def test_what_is_missing_is_named_before_the_script_runs(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_of_a_mixed_fleet_a_small_mesh_has_the_first_devices_alone(folder, capsys):
+    """Their pace too: an H100's, and not that of the A100s that nobody rents then."""
+    command = "estimate train.py:both --mesh 1 --cluster aws-p5-p4d,dgx-h100 --planner tap --json"
+    assert tfpar(command) == 0
+    mixed, alone = json.loads(capsys.readouterr().out)["estimates"]
+    assert mixed["seconds"] == pytest.approx(alone["seconds"])
+    assert mixed["dollars_per_million"] == pytest.approx(alone["dollars_per_million"])
+
+
 def test_a_price_for_one_cluster_goes_before_one_for_all():
     prices = parse_prices(["dgx-h100:H100-SXM5-80GB=2,H100-SXM5-80GB=3", "T4=1"])
     for name, dollars in (("dgx-h100", 2.0), ("aws-p5-p4d", 3.0)):

@@ -52,7 +52,8 @@ def every_rank() -> Mesh:
 def find_machines(
     mesh: Mesh, value: Cluster | Mapping[str, Any] | str | os.PathLike[str] | None = None
 ) -> Cluster:
-    """Return the cluster to plan for, as `lookup.find_cluster` does; for None what is here.
+    """Return the cluster to plan for, as `lookup.find_cluster` does; for None what is here. Of
+    several kinds of machines the first devices, as many as there are ranks.
 
     Raises:
         TfparError: as `lookup.find_cluster`, or the mesh has more ranks than there are devices.
@@ -60,6 +61,9 @@ def find_machines(
     local = value is None or value == LOCAL
     cluster = detect_cluster(mesh) if local else find_cluster(value, mesh)  # type: ignore[arg-type]
     cluster.check(mesh)
+    if len(cluster.nodes) > 1 and mesh.size < cluster.size:
+        # Else all would be priced with the slowest kind of device, whether they have one or not.
+        return cluster.part(range(mesh.size))
     return cluster
 
 
