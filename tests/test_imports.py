@@ -112,7 +112,7 @@ BELOW = {
         "api cluster constraints hints jobs jobs.calibration jobs.doctor jobs.install "
         "jobs.launch observability.report observability.timeline observability.verification "
         "options pipeline planning plans progress readable settings spec tf.capture "
-        "tf.distributed tf.keras tf.session tf.traced writable"
+        "tf.distributed tf.keras tf.runtime tf.session tf.traced writable"
     ),
     "jobs.calibration": (
         "cluster compile.local cost ir planning progress settings spec tf.distributed "

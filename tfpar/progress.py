@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import html
 import logging
 import math
 import sys
@@ -72,7 +73,7 @@ class Terminal:
 
 
 class Notebook:
-    """Display of one line below a cell, which is updated in place."""
+    """Display of a bar and one line below a cell, which are updated in place."""
 
     quiet_s, every_s = 2.0, 1.0
 
@@ -80,7 +81,8 @@ class Notebook:
         self._handle: Any = None
 
     def show(self, line: str) -> None:
-        shown = {"text/plain": line}
+        # How much is left is not known: a bar that only moves.
+        shown = {"text/plain": line, "text/html": f"<progress></progress> {html.escape(line)}"}
         if self._handle is None:
             from IPython.display import display
 
@@ -93,7 +95,7 @@ class Notebook:
 
     def close(self) -> None:
         if self._handle is not None:
-            self._handle.update({"text/plain": ""}, raw=True)
+            self._handle.update({"text/plain": "", "text/html": ""}, raw=True)
 
 
 class LogDisplay:

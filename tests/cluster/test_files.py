@@ -79,6 +79,20 @@ def test_devices_have_a_rent(write):
         find_cluster(write(text.replace("3.06", "-1")))
 
 
+def test_prices_are_set_by_the_names_of_devices():
+    cloud = find_cluster("aws-p5-p4d")
+    cheaper = cloud.with_prices({"A100-SXM4-40GB": 1})
+    assert [n.device.price_per_hour for n in cheaper.nodes] == [6.88, 1.0]
+    assert [bool(n.device.price_source) for n in cheaper.nodes] == [True, False]
+    assert cheaper == cloud and cheaper.fingerprint() == cloud.fingerprint()
+    with pytest.raises(TfparError, match="has no device 'T4', but 'H100-SXM5-80GB', 'A100"):
+        cloud.with_prices({"T4": 1.0})
+    with pytest.raises(TfparError, match="prices is 3; it must be dollars an hour, by"):
+        cloud.with_prices(3)
+    with pytest.raises(TfparError, match="price_per_hour is 'free'"):
+        cloud.with_prices({"A100-SXM4-40GB": "free"})
+
+
 def test_a_file_becomes_a_cluster(write):
     cluster = find_cluster(write(FILE))
     assert (cluster.name, cluster.size, cluster.num_nodes) == ("ours", 17, 3)

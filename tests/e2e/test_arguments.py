@@ -255,6 +255,7 @@ def refused_calls():
         ("functions_per_s", ("x", 0)),
         ("ramp_s", ("x", -1)),
         ("price_per_hour", ("x", -1, float("inf"))),
+        ("price_source", (3, None)),
         ("entries_per_s", ("x", None, {"Sum": 0}, {3: 1.0})),
     ):
         for value in values:

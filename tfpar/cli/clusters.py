@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from tfpar.cluster import units
-from tfpar.cluster.description import Cluster, Device, Level, Node
+from tfpar.cluster.description import Cluster, Level, Node
 from tfpar.cluster.lookup import find_cluster, preset_names
+from tfpar.observability.report.budget import price_text
 from tfpar.observability.report.tables import render_table
-from tfpar.spec.quantities import format_dollars
 
 JSON_VERSION = 1
 """Of what `--json` prints: it is counted up where a key changes its meaning or goes."""
@@ -129,19 +129,13 @@ def _in_detail(cluster: Cluster) -> str:
     hosts = [_host_memory(node) for node in cluster.nodes]
     parts.append(f"Memory of a host: {', '.join(hosts)}.")
     if any(node.device.price_per_hour is not None for node in cluster.nodes):
-        rents = [_rent(node.device) for node in cluster.nodes]
-        parts.append(f"Rent of a device: {', '.join(rents)}.")
+        rents = [price_text(node.device) for node in cluster.nodes]
+        parts.append(f"Rent of a device: {'; '.join(rents)}.")
     if cluster.measured:
         parts.append(
             f"{len(cluster.measured)} measured collectives go before what links let expect."
         )
     return "\n\n".join(parts)
-
-
-def _rent(device: Device) -> str:
-    """`$3.06 an hour`."""
-    rent = device.price_per_hour
-    return "not known" if rent is None else f"{format_dollars(rent)} an hour"
 
 
 def _host_memory(node: Node) -> str:

@@ -11,8 +11,10 @@ from typing import Any
 
 from tfpar.cli.estimate import estimates_of
 from tfpar.cli.model import Made
+from tfpar.cli.prices import Price, apply_prices, check_prices, parse_prices
 from tfpar.cli.problem import parse_mesh, pipeline_of
 from tfpar.cli.script import scripts
+from tfpar.cluster.description import Cluster
 from tfpar.cluster.lookup import find_cluster
 from tfpar.constraints import Constraint
 from tfpar.hints import read_hints
@@ -24,6 +26,7 @@ from tfpar.plans import Offload, Plan
 from tfpar.settings import Settings
 from tfpar.spec import Mesh, PlanError, TfparError
 from tfpar.tf.keras import adapter
+from tfpar.tf.runtime.detect import LOCAL, find_machines
 from tfpar.tf.session import Session
 from tfpar.tf.traced import TracedModel, make_search_reporter, resolve_cluster
 from tfpar.writable import check_writable
@@ -93,13 +96,17 @@ def _plan_of(options: argparse.Namespace, elsewhere: Sequence[tuple[Mesh, str]])
         TfparError: anything that is wrong; if no plan fits, a MemoryLimitError.
     """
     mesh, settings = parse_mesh(options.mesh), read_settings(options)
-    check_machines(mesh, options.cluster, settings)
+    prices = parse_prices(options.price)
+    cluster = options.cluster or LOCAL
+    here = find_priced(mesh, cluster, prices, settings)
+    machines, impossible = find_fleets(elsewhere, prices, settings)
+    check_prices(prices, {cluster: here, **{name: each for (_, name), each in machines.items()}})
     meshes = [mesh, *(mesh for mesh, _ in elsewhere)]
     with trace_step(options, meshes, settings) as model, make_search_reporter(settings) as report:
-        plan = model.plan(mesh, options.cluster, report)
+        plan = model.plan(mesh, here, report)
         if not elsewhere:
             return plan
-        found = estimates_of(model, elsewhere, {}, report)
+        found = estimates_of(model, elsewhere, machines, impossible, report)
         told = [what_if(mesh, one) for (mesh, _), one in zip(elsewhere, found, strict=True)]
         data = build_report(plan, plan.partitioned).elsewhere(told)
         return plan.with_report(data.to_builtins())
@@ -142,15 +149,36 @@ def read_keywords(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def check_machines(mesh: Mesh, cluster: str | None, settings: Settings) -> None:
-    """Refuse, before a script runs, a mesh that the cluster, the stages or constraints cannot have.
+def find_priced(mesh: Mesh, cluster: str, prices: Sequence[Price], settings: Settings) -> Cluster:
+    """Find the machines of a name, with the prices that were given for them; what the cluster, the
+    stages or constraints cannot have is refused before a script runs.
 
     Raises:
         TfparError: names the mesh, and what it does not suit.
     """
-    resolve_cluster(mesh, cluster, settings)
+    machines = apply_prices(find_machines(mesh, cluster), cluster, prices)
+    resolve_cluster(mesh, machines, settings)
     if settings.given_pipeline is not None:
         settings.given_pipeline.sizes(mesh.size)
+    return machines
+
+
+Fleet = tuple[Mesh, str]
+"""A mesh, and the name of the cluster that has it."""
+
+
+def find_fleets(
+    fleets: Sequence[Fleet], prices: Sequence[Price], settings: Settings
+) -> tuple[dict[Fleet, Cluster], dict[Fleet, TfparError]]:
+    """Find the machines of each fleet, and why some of them cannot be."""
+    machines: dict[Fleet, Cluster] = {}
+    impossible: dict[Fleet, TfparError] = {}
+    for fleet in fleets:
+        try:
+            machines[fleet] = find_priced(*fleet, prices, settings)
+        except TfparError as error:
+            impossible[fleet] = error
+    return machines, impossible
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Literal
 
+from tfpar.cli.prices import add_prices
 from tfpar.pipeline import AUTO, SEARCHES, Pipeline, Schedule
 from tfpar.pipeline.generators import FAMILIES
 from tfpar.pipeline.statistics import BATCH_STATISTICS
@@ -28,6 +29,7 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
         "--mesh", required=True, help="the ranks: 2x8 (nodes x devices), 16, or data=2,model=8"
     )
     parser.add_argument("--cluster", help=f"the machines: {CLUSTER}")
+    add_prices(parser)
     add_search(parser)
 
 
@@ -72,7 +74,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         default=OBJECTIVES[0],
         help="what the plan is to be best at: the time of a training step (default), the latency "
         "of the forward pass, or the samples that a dollar of rent computes, on the devices of the "
-        "mesh that are worth it (price_per_hour in the cluster file)",
+        "mesh that are worth it (by the prices of `tfpar clusters NAME`, or --price)",
     )
     parser.add_argument(
         "--memory-limit",

@@ -154,6 +154,7 @@ DEVICE: Mapping[str, Reader] = {
     "ramp_s": finite,
     "entries_per_s": functools.partial(_rates_by_name, "entries a second by op type"),
     "price_per_hour": functools.partial(optional, finite),
+    "price_source": _name,
 }
 LEVEL: Mapping[str, Reader] = {
     "count": _count,

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tfpar.cluster import check
-from tfpar.spec import Mesh, TfparError
+from tfpar.spec import ArgumentError, Mesh, TfparError
 from tfpar.spec.arguments import argument_error, integer
 
 HOST_BANDWIDTH = 12e9
@@ -50,6 +50,7 @@ class Device:
             memory let expect: of what `cost.op_compute.entries` counts.
         price_per_hour: its rent, in dollars an hour; None: not known. No plan for given devices
             depends on it, so devices that differ in nothing else are equal.
+        price_source: who asks for that price, and when; empty where nothing is said.
     """
 
     flops: Mapping[str, float]
@@ -64,6 +65,7 @@ class Device:
     ramp_s: float = 0.0
     entries_per_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
     price_per_hour: float | None = dataclasses.field(default=None, compare=False)
+    price_source: str = dataclasses.field(default="", compare=False)
 
     def __post_init__(self) -> None:
         check.settle(self, check.DEVICE)
@@ -379,6 +381,30 @@ class Cluster:
         )
         return dataclasses.replace(self, nodes=nodes)
 
+    def with_prices(self, prices: Mapping[str, float]) -> Cluster:
+        """Set what devices are rented for; the others keep their price.
+
+        Args:
+            prices: dollars an hour of one device, by the name of the device.
+
+        Raises:
+            ArgumentError: a price is no number of 0 or more, or no device has such a name.
+        """
+        if not isinstance(prices, Mapping):
+            raise argument_error("prices", prices, "dollars an hour, by the names of devices")
+        known = [node.device.name for node in self.nodes]
+        for name in prices:
+            if name not in known:
+                names = ", ".join(map(repr, dict.fromkeys(known)))
+                raise ArgumentError(f"Cluster {self.name!r} has no device {name!r}, but {names}.")
+        nodes = []
+        for node in self.nodes:
+            device, price = node.device, prices.get(node.device.name)
+            if price is not None:
+                device = dataclasses.replace(device, price_per_hour=price, price_source="")
+            nodes.append(dataclasses.replace(node, device=device))
+        return dataclasses.replace(self, nodes=tuple(nodes))
+
     def with_memory(self, memory_bytes: float | None) -> Cluster:
         """Limit the memory of devices that may be used; None: all they have."""
         return self if memory_bytes is None else self.with_device(memory_bytes=memory_bytes)
@@ -410,7 +436,7 @@ class Cluster:
             if not entry["group"]:
                 del entry["group"]
         for node in fields["nodes"]:
-            del node["device"]["price_per_hour"]
+            del node["device"]["price_per_hour"], node["device"]["price_source"]
             for name, default in _LATER.items():
                 if node["device"][name] == default:
                     del node["device"][name]

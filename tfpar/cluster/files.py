@@ -113,6 +113,7 @@ class _DeviceTable(_Table, frozen=True, kw_only=True):
     host_latency_s: _Seconds | None = None
     ramp_s: _Seconds | None = None
     price_per_hour: _Number | None = None
+    price_source: str = ""
     name: str | None = ""
     flops: _FlopsByDtype
     entries_per_s: dict[str, Any] = {}

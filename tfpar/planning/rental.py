@@ -59,8 +59,8 @@ def check_rent(cluster: Cluster, mesh: Mesh) -> None:
             name = f" ({device.name})" if device.name else ""
             raise ArgumentError(
                 f"objective='samples_per_dollar' needs the rent of each device, but that of rank "
-                f"{rank}{name} of cluster {cluster.name!r} is not known. Give [node.device] a "
-                f"price_per_hour in the cluster file, in dollars."
+                f"{rank}{name} of cluster {cluster.name!r} is not known. Give dollars an "
+                f"hour: Cluster.with_prices, --price, or price_per_hour in the cluster file."
             )
 
 

@@ -359,7 +359,8 @@ class Plan:
         path: str | os.PathLike[str] | None = None,
         partitioned: PartitionedGraph | None = None,
     ) -> str:
-        """Return the plan as a page for browsers: one file that asks for no other.
+        """Return the plan as a page for browsers: one file that asks for no other. As the last
+        value of a notebook's cell it is shown there.
 
         Args:
             path: where to write it, in UTF-8; by default it is only returned.

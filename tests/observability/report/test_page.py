@@ -329,3 +329,27 @@ def test_the_page_of_96_layers_opens_soon(browser, opened, pages, record_propert
     milliseconds = browser.evaluate("performance.now()")
     record_property("milliseconds", milliseconds)
     assert milliseconds < 10_000
+
+
+def test_a_notebook_has_the_page_in_a_frame(browser, tmp_path):
+    """Its tabs and links lead to its views, though the frame has no address of its own."""
+    page = render_page(MADE["gpt"]())
+    frame = page._repr_html_()
+    allowed = 'sandbox="allow-scripts allow-downloads"'
+    assert frame.count("<iframe") == 1 and allowed in frame
+    seen = frame.replace(allowed, 'sandbox="allow-scripts allow-same-origin"')  # by this test
+    path = tmp_path / "cell.html"
+    path.write_text(f"<!doctype html><meta charset='utf-8'>{seen}", encoding="utf-8")
+    inside = "document.querySelector('iframe')?.contentDocument"
+    browser.errors.clear()
+    browser.open(path.as_uri(), f"{inside}?.body?.dataset.ready")
+    browser.evaluate(f"{inside}.getElementById('tab-graph').click()")
+    browser.wait(f"{inside}.body.dataset.view === 'graph'")
+    browser.evaluate(f"{inside}.getElementById('tab-overview').click()")
+    link = f"{inside}.querySelector('#view a[href^=\"#graph\"]')"
+    browser.wait(link)
+    browser.evaluate(f"{link}.click()")
+    browser.wait(f"{inside}.body.dataset.view === 'graph'")
+    assert browser.evaluate(f"{inside}.querySelector('iframe')") is None
+    # Browsers log that a frame with both rights could leave its sandbox: only here it has both.
+    assert all("sandbox" in error for error in browser.errors), browser.errors

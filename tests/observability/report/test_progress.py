@@ -92,10 +92,12 @@ def cell(monkeypatch):
     class Handle:
         def update(self, data, raw):
             assert raw
+            assert (data["text/html"] == "") == (data["text/plain"] == "")
             shown.append(data["text/plain"])
 
     def display(data, raw, display_id):
         assert raw and display_id and not shown, "one line, which is written anew"
+        assert data["text/html"] == f"<progress></progress> {data['text/plain']}"
         shown.append(data["text/plain"])
         return Handle()
 

@@ -1,6 +1,8 @@
 """Summaries, explanations and coverage, as text."""
 
+import builtins
 import dataclasses
+import sys
 
 import numpy as np
 import pytest
@@ -25,6 +27,16 @@ def planned(mesh=MESH, constraints=(COLUMN,), **graph):
     graph = mlp(**graph)
     plan = plan_from_constraints(graph, mesh, constraints)
     return plan, partition(graph, plan)
+
+
+def test_in_a_notebook_tables_are_part_of_the_text(monkeypatch):
+    """Rich shows them by itself where a kernel runs."""
+    plan, partitioned = planned()
+    expected = plan.summary(partitioned)
+    kernel = type("ZMQInteractiveShell", (), {})
+    monkeypatch.setattr(builtins, "get_ipython", kernel, raising=False)
+    monkeypatch.setitem(sys.modules, "IPython", None)  # nothing may be displayed
+    assert "| Layer" in expected and plan.summary(partitioned) == expected
 
 
 def row(text: str, name: str) -> list[str]:

@@ -31,6 +31,7 @@ def render_table(
         highlight=False,
         emoji=False,
         force_terminal=False,
+        force_jupyter=False,  # there it would be shown, and not be part of the text
     )
     console.print(table)
     return "\n".join([title, *(line.rstrip() for line in stream.getvalue().splitlines())])

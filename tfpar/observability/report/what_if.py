@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tfpar.cost.op_compute import flops
+from tfpar.observability.report.budget import Training, budget_json, number_text
 from tfpar.observability.report.data.schema import WhatIf
 from tfpar.observability.report.pipeline import batch_text, mesh_text, schedule_text
 from tfpar.observability.report.pipeline import memory_limit as limit_of
@@ -103,29 +104,41 @@ def plan_in_words(plan: Plan) -> str:
 
 
 def estimates_table(
-    found: Sequence[Estimate], top: int | None = None, first: str = "fastest"
+    found: Sequence[Estimate],
+    top: int | None = None,
+    first: str = "fastest",
+    training: Training | None = None,
 ) -> str:
     """The first `top` (None: all) as a table, and what stands in the way of those not possible.
 
     Args:
         first: what comes first.
+        training: of which columns say what it takes.
     """
     shown = found[:top]
-    rent = ("a million",) if any(one.dollars_per_million is not None for one in found) else ()
+    priced = any(one.dollars_per_million is not None for one in found)
+    costs: list[tuple[str, Callable[[Estimate], str]]] = []
+    if priced:
+        costs.append(("a million", lambda one: _dollars(one.dollars_per_million)))
+    if priced and training is not None:
+        costs.append(("an epoch", lambda one: _dollars(training.epoch_dollars(one))))
+    if training is not None:
+        costs.append(("hours", lambda one: number_text(training.hours(one))))
     rows = [
         (
             one.mesh,
             one.cluster,
             "-" if one.seconds is None else format_seconds(one.seconds),
             "-" if one.samples_per_s is None else f"{one.samples_per_s:.4g}",
-            *(_dollars(one.dollars_per_million) for _ in rent),
+            *(text(one) for _, text in costs),
             "-" if one.memory_bytes is None else format_bytes(one.memory_bytes),
             "yes" if one.fits else "no",
             one.plan or _in_short(one.why),
         )
         for one in shown
     ]
-    columns = ("mesh", "cluster", "step", "samples/s", *rent, "memory", "fits", "plan")
+    names = [name for name, _ in costs]
+    columns = ("mesh", "cluster", "step", "samples/s", *names, "memory", "fits", "plan")
     numeric = range(2, len(columns) - 2)
     text = render_table(f"Estimates, the {first} first", columns, rows, numeric=numeric)
     left = len(found) - len(shown)
@@ -141,14 +154,22 @@ def _in_short(why: str) -> str:
     return why.partition(". ")[0].rstrip(".")
 
 
-def estimates_json(found: Sequence[Estimate], top: int | None = None) -> str:
-    """`{"version": 1, "estimates": [...]}`: the fields of each `Estimate`, the fastest first."""
+def estimates_json(
+    found: Sequence[Estimate], top: int | None = None, training: Training | None = None
+) -> str:
+    """`{"version": 1, "estimates": [...]}`: the fields of each `Estimate`, the fastest first; with
+    a training what it takes on each, and `"training"`."""
     described = [dataclasses.asdict(one) for one in found[:top]]
+    if training is not None:
+        for fleet, fields in zip(found, described, strict=False):
+            fields["dollars_per_epoch"] = training.epoch_dollars(fleet)
+            fields["training_hours"] = training.hours(fleet)
     for one in described:
         for key, value in one.items():
             if isinstance(value, float) and not math.isfinite(value):
                 one[key] = None
-    return json.dumps({"version": JSON_VERSION, "estimates": described}, indent=2)
+    budget = {} if training is None else {"training": budget_json(found, training)}
+    return json.dumps({"version": JSON_VERSION, "estimates": described, **budget}, indent=2)
 
 
 def what_if(mesh: Mesh, found: Estimate) -> WhatIf:

@@ -6,6 +6,7 @@ import os
 
 import keras
 
+from tfpar.observability.timeline.picture import draw_step
 from tfpar.observability.timeline.recorder import Recorder
 from tfpar.observability.timeline.request import DEFAULT_STEPS, TimelineRequest
 from tfpar.tf.distributed.job import Job
@@ -22,7 +23,8 @@ class Timeline(keras.callbacks.Callback):
     for what it communicates. Slices bear the Keras path of their layer. Where ranks wait for one
     that comes late to a collective, a slice says for which. Clocks of several machines are
     aligned at collectives. The first rank writes the file once the last of the steps is over; it
-    appears whole or not at all. Nothing is measured in other steps.
+    appears whole or not at all. Nothing is measured in other steps. In a notebook, the callback is
+    shown as a picture of the last of these steps.
 
     Args:
         path: of the file, on the machine of the first rank.
@@ -41,6 +43,10 @@ class Timeline(keras.callbacks.Callback):
         super().__init__()
         job = Job.of(os.environ)
         self._asked = TimelineRequest.of(path, steps, writes=job is None or job.rank == 0)
+
+    def _repr_svg_(self) -> str | None:
+        """Return the picture that notebooks show; None without a file."""
+        return draw_step(self._asked.path)
 
     def on_train_begin(self, logs=None):
         self._recorder.ask(self._asked)

@@ -52,7 +52,8 @@ def every_rank() -> Mesh:
 def find_machines(
     mesh: Mesh, value: Cluster | Mapping[str, Any] | str | os.PathLike[str] | None = None
 ) -> Cluster:
-    """Return the cluster to plan for, as `lookup.find_cluster` does; for None what is here.
+    """Return the cluster to plan for, as `lookup.find_cluster` does; for None what is here. Of
+    several kinds of machines the first devices, as many as there are ranks.
 
     Raises:
         TfparError: as `lookup.find_cluster`, or the mesh has more ranks than there are devices.
@@ -60,6 +61,9 @@ def find_machines(
     local = value is None or value == LOCAL
     cluster = detect_cluster(mesh) if local else find_cluster(value, mesh)  # type: ignore[arg-type]
     cluster.check(mesh)
+    if len(cluster.nodes) > 1 and mesh.size < cluster.size:
+        # Else all would be priced with the slowest kind of device, whether they have one or not.
+        return cluster.part(range(mesh.size))
     return cluster
 
 
@@ -83,4 +87,6 @@ def detect_cluster(mesh: Mesh) -> Cluster:
     preset = next((preset for known, preset in _GPU_PRESETS if known in name), "dgx-a100")
     if num_gpus() >= mesh.size:
         mesh = Mesh.of([1, mesh.size])
-    return fit_to_mesh(read_preset(preset), mesh).with_host_memory(host_memory())
+    # Of a cloud's machines the rent is known, of these it is not.
+    machines = read_preset(preset).with_device(price_per_hour=None, price_source="")
+    return fit_to_mesh(machines, mesh).with_host_memory(host_memory())

@@ -13,6 +13,7 @@ import hashlib
 import html
 import re
 from importlib import resources
+from typing import Any
 
 import msgspec
 
@@ -22,8 +23,28 @@ _MARK = re.compile(r"\{\{([\w./-]+)\}\}")
 _TEMPLATE = "index.html"
 
 
-def render_page(report: Report) -> str:
-    """The page that shows `report`, as text in UTF-8."""
+class HtmlPage(str):
+    """The text of a page, in UTF-8; a notebook shows the page itself, below the cell."""
+
+    def _repr_html_(self) -> str:
+        """Return a frame that holds the page and nothing else: its scripts may run, but not reach
+        the notebook."""
+        text = self.replace("&", "&amp;").replace('"', "&quot;")
+        text = text.replace(
+            "\n", "&#10;"
+        )  # notebooks' files take thrice the bytes for a line's end
+        return (
+            f'<iframe sandbox="allow-scripts allow-downloads" title="Report of a plan" '
+            f'style="width: 100%; height: 640px; border: 1px solid #ccc" srcdoc="{text}"></iframe>'
+        )
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Print what stands in place of the page where there is only text."""
+        printer.text(f"<page of {len(self.encode()) / 1024:.0f} KiB>")
+
+
+def render_page(report: Report) -> HtmlPage:
+    """Make the page that shows `report`."""
     template = _asset(_TEMPLATE)
     files = {name: _asset(name) for name in _MARK.findall(template) if "." in name}
     made = {
@@ -31,7 +52,7 @@ def render_page(report: Report) -> str:
         "hashes": " ".join(_hash(text) for name, text in files.items() if name.endswith(".js")),
         "report": _packed(report),
     }
-    return _MARK.sub(lambda mark: {**files, **made}[mark[1]], template)
+    return HtmlPage(_MARK.sub(lambda mark: {**files, **made}[mark[1]], template))
 
 
 def _asset(name: str) -> str:

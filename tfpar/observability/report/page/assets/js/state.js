@@ -7,11 +7,20 @@ class State {
     this.views = views;
     this.change = change;
     addEventListener("hashchange", () => this.read());
+    // A frame that a notebook made has no address: a link would load the notebook into it.
+    this.framed = location.protocol === "about:";
+    addEventListener("click", (event) => {
+      const link = this.framed && event.target.closest("a[href^='#']");
+      if (!link) return;
+      event.preventDefault();
+      this.read(link.getAttribute("href"));
+    });
   }
 
   // Take over what the address says.
-  read() {
-    const [view, query] = location.hash.slice(1).split("?");
+  read(hash = location.hash) {
+    this.hash = hash;
+    const [view, query] = hash.slice(1).split("?");
     this.view = this.views.includes(view) ? view : this.views[0];
     this.chosen = new URLSearchParams(query || "");
     this.change();
@@ -35,10 +44,10 @@ class State {
   // Choose something in this view, or go to another one.
   set(choices, view = this.view) {
     const address = this.address(view, choices);
-    if (address === location.hash) return;
+    if (address === this.hash) return;
     const moves = view !== this.view;
-    history[moves ? "pushState" : "replaceState"](null, "", address);
-    this.read();
+    if (!this.framed) history[moves ? "pushState" : "replaceState"](null, "", address);
+    this.read(address);
   }
 }
 
