@@ -154,7 +154,7 @@ def __dir__() -> list[str]:
 
 def _answer_keras(keras: ModuleType) -> None:
     if sys.modules.get("tensorflow") and keras.backend.backend() == "tensorflow":
-        importlib.import_module("tfpar.distribution").install()
+        importlib.import_module("tfpar.distribution")  # which may be what loads Keras
 
 
 wrapt.register_post_import_hook(_answer_keras, "keras")

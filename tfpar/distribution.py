@@ -329,3 +329,7 @@ def _spec_of(layout: keras.distribution.TensorLayout) -> Spec:
     dims = {axis: dim for dim, axis in enumerate(layout.axes) if axis is not None}
     names = read_device_mesh(layout.device_mesh).axis_names
     return tuple(Shard(dims[name]) if name in dims else Replicate() for name in names)
+
+
+if keras.backend.backend() == "tensorflow":
+    install()
