@@ -30,6 +30,7 @@ from scripts.benchmark_columns.pipelines import (
 )
 from scripts.benchmark_columns.planners import critical, depth, planners, staged
 from scripts.benchmark_columns.planning import (
+    LAYOUT_MAPS,
     SEARCH,
     SUBGRAPH_COLUMNS,
     before_and_after,
@@ -117,6 +118,7 @@ BLOCKS = {
     "planning-in-words": Block(_TAP, "search", planning_in_words),
     "search": Block(_TAP, "search", table(SEARCH)),
     "search-wanted": Block(_TAP, "search", before_and_after),
+    "layout-maps": Block("docs/howto/keras_hub.md", "layout_maps", table(LAYOUT_MAPS)),
     "training-time": Block(_TAP, "training_time", table(TRAINING_TIME)),
     "subgraphs": Block("docs/shared_subgraphs.md", "subgraphs", table(SUBGRAPH_COLUMNS)),
     "step": Block(_BENCHMARKS, "step", table(STEP)),

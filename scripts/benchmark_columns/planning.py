@@ -21,6 +21,19 @@ SEARCH: list[Column] = [
     ("total s", number("total_s", ".1f")),
     ("peak MiB", number("peak_mib", ".0f")),
 ]
+LAYOUT_MAPS: list[Column] = [
+    ("model", text("model")),
+    *(
+        column
+        for plan, title in (("map", "by its map"), ("found", "found"))
+        for column in (
+            (title, lambda row, plan=plan: row[plan]["mesh"]),
+            ("step ms", lambda row, plan=plan: f"{row[plan]['step_s'] * 1e3:.0f}"),
+            ("GB moved", lambda row, plan=plan: f"{row[plan]['moved_bytes'] / 1e9:.1f}"),
+            ("GB a device", lambda row, plan=plan: f"{row[plan]['memory_bytes'] / 1e9:.0f}"),
+        )
+    ),
+]
 
 
 def planning_in_words(result: Result) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 
 import tfpar as tap
+from benchmarks import models
 from tests.cases import nightly
 from tests.e2e.test_mixed_precision import numbers, perceptron, policy
 from tests.e2e.test_overlap import classifier, counting, samples
@@ -116,6 +118,23 @@ def test_experts_exchange_tokens_in_each_microbatch():
     assert rounds_of(parallel) == 1, "no exchange waits for the tokens of all microbatches"
     _, body = parallel.executable().local.graphs()
     assert "AllToAll" in {op.type for op in body.ops}
+
+
+def test_what_experts_exchange_in_a_microbatch_is_priced_as_stored_of_one():
+    sizes = dict(vocabulary=16, length=8, hidden=8, heads=2, num_layers=2, inner=2048, experts=4)
+    ids = tf.TensorSpec((16, 8), "int32")
+    experts = [tap.batch("data"), tap.shard("moe/w[io]", dim=0, axis="data")]
+
+    def build():
+        return models.compile_model(models.gshard_moe(**sizes), "adam")
+
+    def kept_bytes(**options):
+        plan = tap.plan(
+            build, (ids, ids), [2], "cpu", constraints=experts, planner="tap", **options
+        )
+        return plan.cost.activation_bytes
+
+    assert kept_bytes(pipeline=tap.Pipeline(microbatches=4)) < 0.3 * kept_bytes()
 
 
 @pytest.mark.slow

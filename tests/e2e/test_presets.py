@@ -7,9 +7,11 @@ import random
 import keras
 import numpy as np
 import pytest
+from keras.distribution import DeviceMesh, ModelParallel, set_distribution
 
 import tfpar as tap
 from tests.e2e.test_keras_hub import LABELS, TEXT, classifier
+from tfpar.tf.variables.parallel_variable import ParallelVariable
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("presets")]
 
@@ -63,6 +65,40 @@ def test_lora_trains_on_strings_as_in_plain_keras(presets, preset, plain, parall
     for name, value in presets.frozen(task).items():
         np.testing.assert_array_equal(value, before[name], err_msg=name)
     assert all(np.any(w) for w in task.trainable_weights)  # LoRA's second factors begin as zeros
+
+
+@pytest.fixture
+def by_map(keras_hub):
+    """The layout map that Gemma brings is in force."""
+    mesh = DeviceMesh((1, 2), ("batch", "model"), ["cpu:0", "cpu:1"])
+    layouts = keras_hub.models.GemmaBackbone.get_layout_map(mesh)
+    set_distribution(ModelParallel(layout_map=layouts, batch_dim_name="batch"))
+    yield
+    set_distribution(None)
+
+
+def test_a_layout_map_of_keras_hub_is_the_plan(presets, preset, plain, by_map):
+    task = presets.with_lora(preset)
+    got = presets.tuned(task)
+    for name, values in plain[1].items():
+        np.testing.assert_allclose(got[name], values, rtol=1e-4, err_msg=name)
+    split = {w.path: str(w.value.layout[1]) for w in task.backbone.weights if w.value.is_sharded}
+    assert split["token_embedding/embeddings"] == "(R, S(0))"
+    assert split["decoder_block_1/ffw_gating/kernel"] == "(R, S(1))"
+
+
+def test_under_a_layout_map_a_preset_is_read_by_shards(presets, by_map, tmp_path, monkeypatch):
+    presets.save_gemma(tmp_path, scale=12)
+    streamed: list[str] = []
+    assign = ParallelVariable.assign_stored
+
+    def spied(self, value):
+        streamed.append(self.name)
+        assign(self, value)
+
+    monkeypatch.setattr(ParallelVariable, "assign_stored", spied)
+    presets.with_lora(tmp_path)
+    assert any("embeddings" in name for name in streamed)
 
 
 def test_generates_the_text_of_plain_keras(presets, plain, parallel):

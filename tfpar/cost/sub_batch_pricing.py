@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 from tfpar.cluster.description import Cluster
 from tfpar.cost.pricer import Pricer
-from tfpar.ir.graph import Op
+from tfpar.ir.graph import Op, Tensor
 from tfpar.ir.roles import Roles
 from tfpar.ir.traits import SOURCES
 from tfpar.pipeline.statistics import EXACT, BatchStatistics
 from tfpar.pipeline.step_graph import Runs
 from tfpar.propagation.partitioned_graph import Decision, PartitionedGraph
-from tfpar.propagation.reshard import Communication
-from tfpar.spec import Mesh, Replicate, Spec
+from tfpar.propagation.reshard import Communication, lower_reshard
+from tfpar.spec import Mesh, Replicate, Shard, Spec
 
 
 class SubBatchPricer(Pricer):
@@ -112,14 +112,27 @@ def _runs(laid: PartitionedGraph, statistics: BatchStatistics = EXACT) -> Runs:
         for position, tensor in enumerate(op.inputs):
             maker = laid.decisions.get(tensor.op)
             if maker is not None and tensor.op not in statistics.sums:
-                made = maker.strategy.out_specs[tensor.index][-1]
-                if not isinstance(made, Replicate) and (
-                    decision.strategy.in_specs[position][-1] != made
-                ):
+                made = maker.strategy.out_specs[tensor.index]
+                if _joins(tensor, made, decision.strategy.in_specs[position], laid.mesh):
                     met.add((op, position))
         if decision.expansion is not None and op not in statistics.sums:
             met |= {(op, position) for position in _met_within(decision.expansion)}
     return Runs(frozenset(each), frozenset(met))
+
+
+def _joins(tensor: Tensor, made: Spec, read: Spec, mesh: Mesh) -> bool:
+    """Whether a part of a tensor is there, as it is read, only when all parts have been made.
+
+    A part may be said otherwise, and be the same entries on each rank: others of its axes move
+    (`spec.nesting`).
+    """
+    own, wanted = made[-1], read[-1]
+    if own == wanted or isinstance(own, Replicate):
+        return False
+    if not (isinstance(own, Shard) and isinstance(wanted, Shard)):
+        return True
+    steps = lower_reshard(tuple(tensor.shape or ()), made, read, mesh)
+    return any(len(made) - 1 in step.axes for step in steps)
 
 
 def _met_within(expansion: PartitionedGraph) -> set[int]:

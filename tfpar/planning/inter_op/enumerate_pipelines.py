@@ -3,9 +3,10 @@
 auto3d, §4.1, for stages that take consecutive ranks: the outer loop enumerates degrees, and
 planners find the layouts inside. Every number of stages has an estimate, by which all are ranked.
 The fastest are planned, until the estimates of the others say that none of them can win; these are
-kept with what they were estimated to cost. A layout for the ranks of one stage is the costly part,
-and the same for any number of microbatches. So each number of stages is planned once, and priced,
-as its tasks are simulated, with more and more microbatches as long as these pay.
+kept with what they were estimated to cost. Numbers that are far behind by what their largest op
+takes alone are not even estimated. A layout for the ranks of one stage is the costly part, and the
+same for any number of microbatches. So each number of stages is planned once, and priced, as its
+tasks are simulated, with more and more microbatches as long as these pay.
 """
 
 from __future__ import annotations
@@ -147,6 +148,7 @@ class EnumeratePipelines(Placing):
         self._ranked: dict[int, RankedPipeline] = {}
         self._shortfalls: list[float] = []
         self._unpriced: SolvedCandidate | None = None
+        self._far: dict[int, Cost] = {}
 
     def proposals(self) -> Iterator[Proposal]:
         for number in self._stages:
@@ -157,15 +159,23 @@ class EnumeratePipelines(Placing):
             if self._is_enough():
                 self._leave_by_bound(number)
                 continue
+            bound = self._far_bound(number)
+            if bound is not None:
+                self._far[number] = bound
+                continue
             yield from self._plan_or_rank(number)
             if self._unpriced is not None:
                 return
-        for number, ranked in self._in_order():
-            why = self._why_not(ranked)
-            if why:
-                self._leave(ranked.pipeline, ranked.estimate.cost, why)
-            else:
-                yield from self._plan_ranked(number, ranked)
+        yield from self._plan_in_order()
+        if self._found:
+            for number, bound in self._far.items():
+                why = "by what it computes alone it is slower than others by their estimates"
+                self._leave(self._first_pipeline(number), bound, why)
+        elif self._far:
+            self._ranked = {}  # of which none fits
+            for number in self._far:
+                yield from self._plan_or_rank(number)
+            yield from self._plan_in_order()
         if not self._found:
             raise self._error()
         if not self._is_enough():
@@ -251,6 +261,29 @@ class EnumeratePipelines(Placing):
             estimate, pipeline = other, fewer
         return estimate, pipeline
 
+    def _far_bound(self, number: int) -> Cost | None:
+        """Return what a step in so many stages computes at least, if that alone takes longer than
+        the best step so far by estimate, shortfalls included; else None."""
+        if not self._ranked:
+            return None
+        best_s = min(ranked.estimate.seconds for ranked in self._ranked.values())
+        bound = self.evaluator.bound(self._first_pipeline(number))
+        far = bound is not None and bound.seconds - bound.bubble_s > SHORT * best_s
+        return bound if far else None
+
+    def _first_pipeline(self, number: int) -> Pipeline | None:
+        """The pipeline with so many stages that is tried first."""
+        return self._options.tries(number, self._ranks // number)[0]
+
+    def _plan_in_order(self) -> Iterator[Proposal]:
+        """Plan the ranked numbers of stages, of which those are left out that cannot win."""
+        for number, ranked in self._in_order():
+            why = self._why_not(ranked)
+            if why:
+                self._leave(ranked.pipeline, ranked.estimate.cost, why)
+            else:
+                yield from self._plan_ranked(number, ranked)
+
     def _in_order(self) -> Iterator[tuple[int, RankedPipeline]]:
         """Yield the ranked numbers of stages in the order in which they are to be planned."""
         left = dict(self._ranked)
@@ -269,7 +302,7 @@ class EnumeratePipelines(Placing):
     def _leave_by_bound(self, number: int) -> None:
         """Keep what the work of a step in so many stages costs alone, if anything is said of it."""
         if self._why_enough:
-            pipeline = self._options.tries(number, self._ranks // number)[0]
+            pipeline = self._first_pipeline(number)
             self._leave(pipeline, self.evaluator.bound(pipeline), self._why_enough)
 
     def _leave(self, pipeline: Pipeline | None, cost: Cost | None, why: str) -> None:

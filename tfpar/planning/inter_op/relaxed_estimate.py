@@ -212,6 +212,11 @@ def _fullest_part(problem: Problem, stages: int) -> float:
     return least
 
 
+def largest_op_part(problem: Problem) -> float:
+    """Return the part of the forward pass that its largest op takes on one device."""
+    return float(np.max(np.diff(_op_ends(problem), prepend=0.0)))
+
+
 def _stages_of(ends: NDArray[np.float64], most: float) -> float:
     """Return how many stages ops make that hold no more each; infinite if one op does."""
     count, taken = 0, 0.0

@@ -11,8 +11,10 @@ from tfpar.planning.candidates import SolvedCandidate
 from tfpar.planning.completion import cost_on_one_device
 from tfpar.planning.folding.folded_model import folded_model
 from tfpar.planning.inter_op.enumerate_pipelines import numbers_of_stages
+from tfpar.planning.inter_op.relaxed_estimate import largest_op_part
 from tfpar.planning.intra_op.gain import LEAST_SECONDS, rhino_seconds
 from tfpar.planning.memory.memory_errors import LeastMemory
+from tfpar.planning.memory.plan_transforms import apply_memory_transforms
 from tfpar.planning.objective import UNCERTAINTY
 from tfpar.planning.problem import Problem
 from tfpar.planning.request import PlanRequest
@@ -29,8 +31,17 @@ Enough = Callable[[SolvedCandidate, PlanRequest], bool]
 def reaches_compute_bound(candidate: SolvedCandidate, request: PlanRequest) -> bool:
     """Whether a step is as fast as its compute alone would be, spread over all ranks by their
     speeds, as near as predictions can tell."""
-    limit = compute_bound_seconds(candidate.problem, request) * (1 + UNCERTAINTY)
+    limit = compute_bound_seconds(_as_asked(candidate), request) * (1 + UNCERTAINTY)
     return candidate.seconds <= limit
+
+
+def _as_asked(candidate: SolvedCandidate) -> Problem:
+    """Return the candidate's problem, with those blocks recomputed that the user asks for: they
+    cost a second forward pass in any stages."""
+    problem = candidate.problem
+    if not problem.storage.recompute:
+        return problem
+    return apply_memory_transforms(problem, candidate.plan.recompute, candidate.plan.offloaded)
 
 
 def compute_bound_seconds(problem: Problem, request: PlanRequest) -> float:
@@ -41,7 +52,8 @@ def compute_bound_seconds(problem: Problem, request: PlanRequest) -> float:
 
 def compute_bound(problem: Problem, request: PlanRequest, pipeline: Pipeline | None) -> Cost:
     """Return what a pipeline costs at least: its work, spread evenly over all ranks by their
-    speeds, the bubble of one that takes no turns, and what all ranks store together, spread so.
+    speeds, but no op over more than the ranks of a stage, the bubble of one that takes no turns,
+    and what all ranks store together, spread evenly.
 
     Args:
         problem: of all ranks.
@@ -50,6 +62,10 @@ def compute_bound(problem: Problem, request: PlanRequest, pipeline: Pipeline | N
     least = LeastMemory.of(problem)
     computed, size = sum(alone.compute_s), request.mesh.size
     seconds = compute_bound_seconds(problem, request)
+    if pipeline is not None:
+        fastest = min(single_device_seconds(problem, request, request.cluster))
+        largest = largest_op_part(problem) * fastest * pipeline.num_actors / size
+        seconds = max(seconds, largest)
     forward, backward, update = (
         seconds / computed * s if computed else 0.0 for s in alone.compute_s
     )
@@ -107,7 +123,8 @@ def needs_no_stages(candidate: SolvedCandidate, request: PlanRequest) -> bool:
     problem = candidate.problem
     search_s = max(LEAST_SECONDS, rhino_seconds(problem, folded_model(problem, 2)))
     searches = len(numbers_of_stages(request.mesh)) - 1
-    gained_s = steps * (candidate.seconds - compute_bound_seconds(problem, request))
+    least_s = compute_bound_seconds(_as_asked(candidate), request)
+    gained_s = steps * (candidate.seconds - least_s)
     return gained_s <= searches * search_s
 
 
@@ -129,5 +146,5 @@ def is_compute_bound(candidate: SolvedCandidate, request: PlanRequest) -> bool:
     computed = sum(cost.compute_s)
     if waited > computed / 2:
         return False
-    most = min(computed, _share_seconds(candidate.problem, request))
+    most = min(computed, _share_seconds(_as_asked(candidate), request))
     return waited + computed - most <= most / 2

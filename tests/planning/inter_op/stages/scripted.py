@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from tfpar.cost import Cost
 from tfpar.pipeline import Pipeline
@@ -36,6 +36,7 @@ class ScriptedEvaluator:
     why_enough: str = ""
     promised: Callable[[Pipeline | None], RelaxedEstimate | None] = lambda _: None
     restaged: Callable[[Plan, Pipeline], Plan | None] = lambda *_: None
+    computing: Mapping[int, float] = dataclasses.field(default_factory=dict)
 
     def evaluate(self, proposal) -> SolvedCandidate | None:
         match proposal:
@@ -55,7 +56,7 @@ class ScriptedEvaluator:
         return self.promised(pipeline)
 
     def bound(self, pipeline: Pipeline | None) -> Cost:
-        return estimated(0.5, 1.0).cost
+        return estimated(self.computing.get(pipeline.num_stages, 0.5), 1.0).cost
 
     def is_good_enough(self, candidate: SolvedCandidate) -> bool:
         return self.enough(candidate.plan)

@@ -287,6 +287,28 @@ def test_stages_whose_fastest_plan_does_not_fit_are_planned_in_the_schedule_that
     assert costs.planned_in == ["auto", "auto", None]
 
 
+@pytest.mark.parametrize("fits", [True, False])
+def test_stages_that_compute_too_long_alone_are_not_estimated_unless_no_others_fit(fits):
+    """Eight stages compute twice as long as two take by their estimate."""
+
+    def planned(pipeline: Pipeline | None) -> Plan:
+        if not fits and (pipeline is None or pipeline.num_stages < 8):
+            raise MemoryLimitError("It does not fit.", 2.0)
+        return costs.planned(pipeline)
+
+    costs, asked = Costs(lambda stages, micro, again: float(stages)), []
+    promises = {1: estimated(3.0, 2.0), 2: estimated(1.0, 2.0), 8: estimated(2.0, 2.0)}
+    evaluator = dataclasses.replace(promising(costs, promises, asked), planned=planned)
+    evaluator = dataclasses.replace(evaluator, computing={8: 2.0})
+    plan = choose_pipeline((1, 2, 8), BATCH, evaluator, math.inf, MESH.size)
+    assert any(p and p.num_stages == 8 for p in asked) != fits
+    if fits:
+        left = {one.name: one.reason for one in plan.findings.rivals}
+        assert any("by what it computes alone" in why for why in left.values())
+    else:
+        assert plan.stages.num_stages == 8
+
+
 def test_stages_that_promise_nothing_better_are_not_searched():
     costs = Costs(lambda stages, micro, again: 2.0)
     promises = {
