@@ -162,7 +162,7 @@ def plans() -> Iterator[Call]:
     yield _call(tap.Plan.from_json, name="Plan.from_json", text=plan.to_json(), source="x")
     for method, given in (
         ("save", {"path": "again.json"}),
-        ("to_html", {"path": "page.html"}),
+        ("to_html", {"path": "page.html", "timeline": None}),
         ("summary", {}),
         ("explain", {"name": "m/a/kernel"}),
         ("diff", {"other": plan}),

@@ -28,6 +28,7 @@ MADE = {
     "cut": lambda: reports.gpt(6, stages=4),  # stages begin and end within blocks
     "unpriced": reports.unpriced,
     "nasty": lambda: reports.mlp(reports.NASTY),
+    "measured": lambda: reports.with_measured_step(reports.mlp()),
 }
 
 
@@ -188,6 +189,23 @@ def test_totals_are_those_of_the_report(name, browser, opened):
     browser.wait("document.querySelector('.timeline')")
     ends = [task.end for task in report.pipeline.tasks] if report.pipeline else []
     assert number("[data-total=end]") == pytest.approx(max([*ends, 0.0]) or report.cost.seconds)
+
+
+def test_a_measured_step_stands_below_the_predicted_one(browser, opened):
+    report = opened("measured", "timeline")
+    assert report.measured is not None and report.cost is not None
+    browser.wait("document.querySelector('.task-late')")
+    for name, seconds in (("end", report.cost.seconds), ("measured", report.measured.seconds)):
+        selector = f"[data-total={name}]"
+        value = browser.evaluate(f"document.querySelector({json.dumps(selector)}).dataset.value")
+        assert float(value) == pytest.approx(seconds)
+        assert shown_text(browser, selector) == format_seconds(seconds)
+    assert "step 11 of t.json, the median of 3" in shown_text(browser, ".toolbar")
+    names = shown_text(browser, ".lane-names")
+    assert names.index("layer by layer") < names.index("rank 0compute")
+    assert "waits for another rank" in shown_text(browser, ".legend")
+    browser.click(".task-late ~ .task-F, .task-F:last-of-type")
+    assert not browser.evaluate("document.getElementById('details').hidden")
 
 
 def test_quantities_are_written_as_elsewhere(browser, opened):

@@ -10,6 +10,11 @@ the stage that works most (of all layers, where there are no stages) are `parts`
 "collectives" and "gradients" together, "hidden" ones taken off.
 """
 
+from tfpar.observability.report.data.schema.measured import (
+    MeasuredLane,
+    MeasuredSlice,
+    MeasuredStep,
+)
 from tfpar.observability.report.data.schema.plan import (
     Axis,
     ByPhase,
@@ -64,6 +69,9 @@ __all__ = [
     "LayerSummary",
     "LinkSummary",
     "Machines",
+    "MeasuredLane",
+    "MeasuredSlice",
+    "MeasuredStep",
     "Option",
     "Padding",
     "PartOfStep",

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from tfpar.cluster.scaling import Correction
+from tfpar.observability.report.data.schema.measured import MeasuredStep
 from tfpar.observability.report.data.schema.plan import (
     CostSummary,
     Facts,
@@ -50,6 +51,7 @@ class Report:
         idle_axes: of the mesh, along which all ranks compute and store the same.
         rentals: the plan's devices, first, and others that were compared; empty where their rent is
             not known.
+        measured: a step of a timeline, beside the predicted one; None where none was given.
         warnings, hints: sentences; `hints` at most three, of what would change the plan.
     """
 
@@ -75,6 +77,7 @@ class Report:
     correction: Correction | None = None
     idle_axes: tuple[str, ...] = ()
     rentals: tuple[RentalSummary, ...] = ()
+    measured: MeasuredStep | None = None
     warnings: tuple[str, ...]
     hints: tuple[str, ...]
 
