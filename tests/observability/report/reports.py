@@ -29,6 +29,7 @@ from tfpar.observability.report.data.schema import (
     Repeat,
     Report,
     ScheduleTime,
+    SecondsByCause,
     Stage,
     Use,
     VariableSummary,
@@ -500,7 +501,12 @@ def _pipeline(by_stage: dict[int | None, list[LayerSummary]], size: Size) -> Pip
 def _candidates(cost: CostSummary, alone: float) -> tuple[CandidateSummary, ...]:
     found = [
         CandidateSummary(
-            "this plan", "plan", cost.seconds, cost.memory_bytes, True, "", cost.parts
+            *("this plan", "plan", cost.seconds, cost.memory_bytes, True, "", cost.parts),
+            causes=SecondsByCause(*(part * cost.seconds for part in (0.4, 0.4, 0.1, 0.1, 0.0))),
+        ),
+        CandidateSummary(
+            *("2 stages", "pipeline", 1.2 * cost.seconds, 2 * cost.memory_bytes, True, "slower"),
+            causes=SecondsByCause(*(part * cost.seconds for part in (0.5, 0.1, 0.6, 0.0, 0.0))),
         ),
         CandidateSummary(
             "one device", "baseline", alone, cost.memory_bytes * 6, False, "does not fit"

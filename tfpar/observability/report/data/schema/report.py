@@ -17,6 +17,7 @@ from tfpar.observability.report.data.schema.plan import (
     PartOfStep,
     PipelineSummary,
     RentalSummary,
+    SecondsByCause,
 )
 from tfpar.observability.report.data.schema.step import (
     Collective,
@@ -129,6 +130,7 @@ class CandidateSummary:
         parts: of its time, where they are known.
         measured_s: of a trial.
         corrected_s: predicted seconds on the cluster that trials have corrected.
+        causes: of its time, where the parts are known.
     """
 
     name: str
@@ -140,6 +142,7 @@ class CandidateSummary:
     parts: tuple[PartOfStep, ...] = ()
     measured_s: float | None = None
     corrected_s: float | None = None
+    causes: SecondsByCause | None = None
 
 
 @dataclasses.dataclass(frozen=True)
