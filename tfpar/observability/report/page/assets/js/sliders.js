@@ -3,10 +3,10 @@
 // computed from the seconds of each by what they grow with, as the report stores them.
 
 const SLIDERS = {
-  links: "Links are",
-  devices: "Devices are",
-  batch: "The batch is",
-  memory: "A device's memory is",
+  links: { name: "Links", as: "as fast" },
+  devices: { name: "Devices", as: "as fast" },
+  batch: { name: "Batch", as: "as large" },
+  memory: { name: "Memory of a device", as: "as large" },
 };
 
 // Positions are quarters of a power of two, from an eighth to eight times.
@@ -34,10 +34,10 @@ class Sliders {
         max: SLIDER.most,
         step: 1,
         "data-slider": name,
-        "aria-label": SLIDERS[name],
+        "aria-label": SLIDERS[name].name,
         oninput: (event) => this.state.set({ [name]: this.written(event.target.value) }),
       });
-      return h("label", {}, h("span", {}, SLIDERS[name]), this.inputs[name], this.texts[name]);
+      return h("label", {}, h("span", {}, SLIDERS[name].name), this.inputs[name], this.texts[name]);
     };
     const titles = ["Plan", "A step", "Than now", "Memory of a rank", ""];
     return h(
@@ -47,7 +47,11 @@ class Sliders {
         "h2",
         {},
         "If it were otherwise",
-        h("small", {}, "estimated from the parts of each step; a plan that is made anew may be another"),
+        h(
+          "small",
+          {},
+          "estimated from the parts of each step; a plan that is made anew may be another",
+        ),
       ),
       h("div", { class: "sliders-inputs" }, this.names.map(slider)),
       h(
@@ -101,8 +105,8 @@ class Sliders {
   update() {
     for (const name of this.names) {
       this.inputs[name].value = this.position(name);
-      const of = name === "memory" ? ` (${format.bytes(this.limit * this.factor(name))})` : "";
-      this.texts[name].textContent = `${this.factor(name).toPrecision(3)} ×${of}`;
+      const of = name === "memory" ? `: ${format.bytes(this.limit * this.factor(name))}` : "";
+      this.texts[name].textContent = `${this.factor(name).toPrecision(3)} × ${SLIDERS[name].as}${of}`;
     }
     const room = this.limit ? this.limit * this.factor("memory") : Infinity;
     const found = this.candidates
