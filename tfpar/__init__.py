@@ -49,6 +49,8 @@ _EXPORTS = {
     "register_rule": "tfpar.rules",
     "Checkpoint": "tfpar.tf.keras.checkpoint",
     "Timeline": "tfpar.tf.keras.timeline",
+    "on_every_rank": "tfpar.tf.keras.callbacks",
+    "on_first_rank": "tfpar.tf.keras.callbacks",
     "restore_checkpoint": "tfpar.tf.keras.checkpoint",
     "save_checkpoint": "tfpar.tf.keras.checkpoint",
     "GraphProgram": "tfpar.tf.graph_program",
@@ -100,6 +102,8 @@ __all__ = [
     "keep",
     "layers",
     "make_rule",
+    "on_every_rank",
+    "on_first_rank",
     "parallelize",
     "plan",
     "plan_of",
@@ -133,6 +137,7 @@ if TYPE_CHECKING:
     from tfpar.rules import make_rule, register_rule
     from tfpar.spec import Mesh, Partial, Replicate, Shard, TfparError, split
     from tfpar.tf.graph_program import GraphProgram
+    from tfpar.tf.keras.callbacks import on_every_rank, on_first_rank
     from tfpar.tf.keras.checkpoint import Checkpoint, restore_checkpoint, save_checkpoint
     from tfpar.tf.keras.data import shard_data
     from tfpar.tf.keras.timeline import Timeline

@@ -146,6 +146,8 @@ def values() -> Iterator[Call]:
     yield _call(tap.Checkpoint, folder="run")
     yield _call(tap.Timeline, path="timeline.json")
     yield _call(tap.Monitor, folder="monitor")
+    yield _call(tap.on_first_rank, callback=keras.callbacks.Callback())
+    yield _call(tap.on_every_rank, callback=keras.callbacks.Callback())
     yield Call("layers.lay", _laid, {"spec": [Shard(1)]})
 
 
@@ -160,7 +162,7 @@ def plans() -> Iterator[Call]:
     yield _call(tap.Plan.from_json, name="Plan.from_json", text=plan.to_json(), source="x")
     for method, given in (
         ("save", {"path": "again.json"}),
-        ("to_html", {"path": "page.html"}),
+        ("to_html", {"path": "page.html", "timeline": None}),
         ("summary", {}),
         ("explain", {"name": "m/a/kernel"}),
         ("diff", {"other": plan}),

@@ -24,6 +24,8 @@ from tfpar.hints import read_hints
 from tfpar.ir.text.reader import parse_graph
 from tfpar.ir.text.writer import format_graph
 from tfpar.jobs.launch.hosts import read_hostfile
+from tfpar.observability.report.data.build import build_report
+from tfpar.observability.timeline.trace import Slice, Trace
 from tfpar.pipeline import Schedule
 from tfpar.pipeline.generators import generate
 from tfpar.planning.cache import PROBLEM, PlanCache
@@ -93,6 +95,21 @@ def _timelines(folder: str) -> Case:
     text = samples.planned_with_report().to_json().encode()
     return of_files(
         [text], ["plan.json"], lambda path: commanded("timeline", path, "-o", "timeline.json")
+    )
+
+
+def _measured(folder: str) -> Case:
+    """A timeline that a report shows a step of."""
+    plan = samples.planned_with_report()
+    Path("plan.json").write_text(plan.to_json())
+    trace, told = Trace({0: "rank 0"}), {"step": 10}
+    trace.add(Slice(0, "steps", "step 10", 0.0, 0.02))
+    trace.add(Slice(0, "compute", build_report(plan).layers[0].path, 0.0, 0.01, "forward", told))
+    text = json.dumps(trace.to_builtins()).encode()
+    return of_files(
+        [text],
+        ["t.json"],
+        lambda path: commanded("report", "plan.json", "-o", "page.html", "--timeline", path),
     )
 
 
@@ -212,6 +229,7 @@ KINDS = (
     Kind("plan", _plans),
     Kind("report", _reports),
     Kind("timeline", _timelines),
+    Kind("measured", _measured),
     Kind("problem", _problems),
     Kind("cluster", _clusters),
     Kind("preset", _presets),

@@ -134,6 +134,11 @@ def add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="PAGE.HTML",
         help="write the page to this file (default: that of the plan, as .html)",
     )
+    parser.add_argument(
+        "--timeline",
+        metavar="T.JSON",
+        help="show a step of this timeline, which tap.Timeline wrote, below the predicted one",
+    )
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
     parser.add_argument("--traceback", action="store_true", help=TRACEBACK)
     parser.set_defaults(run=_write_report)
@@ -144,7 +149,7 @@ def _write_report(options: argparse.Namespace) -> int:
 
     Raises:
         PlanError: there is no such plan, it holds no report, or one of another version; or the page
-            cannot be written.
+            cannot be written, or the timeline not be read.
     """
     from tfpar.plans import Plan
 
@@ -155,7 +160,7 @@ def _write_report(options: argparse.Namespace) -> int:
             f"its step. Make the plan again with `tfpar plan SCRIPT.PY:FUNCTION -o {options.plan}`."
         )
     page = options.output or os.path.splitext(options.plan)[0] + ".html"
-    plan.to_html(page)
+    plan.to_html(page, timeline=options.timeline)
     print(f"Wrote {page} ({os.path.getsize(page) / 1024:.0f} KiB).")
     if options.open:
         webbrowser.open(Path(page).resolve().as_uri())

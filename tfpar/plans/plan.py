@@ -358,17 +358,22 @@ class Plan:
         self,
         path: str | os.PathLike[str] | None = None,
         partitioned: PartitionedGraph | None = None,
+        *,
+        timeline: str | os.PathLike[str] | None = None,
     ) -> str:
         """Return the plan as a page for browsers: one file that asks for no other. As the last
         value of a notebook's cell it is shown there.
 
         Args:
             path: where to write it, in UTF-8; by default it is only returned.
+            timeline: that `tap.Timeline` wrote: a measured step stands below the predicted one.
 
         Raises:
-            PlanError: as of `report_data`, or the file cannot be written.
+            ArgumentError: no path.
+            PlanError: as of `report_data`, or the file cannot be written; or the timeline cannot be
+                read, or is of another model.
         """
-        text = _views().page(self, self._known(partitioned))
+        text = _views().page(self, self._known(partitioned), timeline)
         if path is not None:
             write_whole("report file", arguments.path("path", path), text, PlanError)
         return text

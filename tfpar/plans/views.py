@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tfpar.propagation.partitioned_graph import PartitionedGraph
@@ -30,7 +31,13 @@ class Views(Protocol):
 
     def notebook(self, plan: Plan, /) -> str: ...
 
-    def page(self, plan: Plan, partitioned: PartitionedGraph | None, /) -> str: ...
+    def page(
+        self,
+        plan: Plan,
+        partitioned: PartitionedGraph | None,
+        timeline: str | os.PathLike[str] | None,
+        /,
+    ) -> str: ...
 
     def layout_map(
         self, plan: Plan, partitioned: PartitionedGraph | None, device_mesh: Any, /

@@ -20,12 +20,16 @@ from tfpar.observability.report.data.schema import (
     LayerSummary,
     LinkSummary,
     Machines,
+    MeasuredLane,
+    MeasuredSlice,
+    MeasuredStep,
     Option,
     PartOfStep,
     PipelineSummary,
     Repeat,
     Report,
     ScheduleTime,
+    SecondsByCause,
     Stage,
     Use,
     VariableSummary,
@@ -64,6 +68,28 @@ def mlp(name: str = "mlp") -> Report:
         Sketch("classes", "Dense", (("kernel", (256, 10), "R,R"),), 10, "S(0),R", ("hidden",)),
     )
     return _report(name, sketches, (2, 2), rows=1024)
+
+
+def with_measured_step(report: Report) -> Report:
+    """A step of two ranks, half as long again as it was predicted, beside the predicted one."""
+    assert report.cost is not None
+    seconds = 1.5 * report.cost.seconds
+    lanes = []
+    for rank in (0, 1):
+        late = 0.2 * seconds * rank
+        ran = MeasuredSlice(f"net/{report.layers[0].path}", "forward", late, 0.5 * seconds)
+        meets = [MeasuredSlice("sum", "forward", 0.5 * seconds, seconds)]
+        if rank == 0:
+            meets.insert(
+                0, MeasuredSlice("waiting for rank 1", "waiting", 0.0, late + 0.5 * seconds)
+            )
+        lanes += [
+            MeasuredLane(rank, "compute", (ran,)),
+            MeasuredLane(rank, "communication", tuple(meets)),
+        ]
+    times = (2 * seconds, seconds, 0.5 * seconds)
+    step = MeasuredStep("t.json", 11, seconds, times, 2, tuple(lanes))
+    return dataclasses.replace(report, measured=step)
 
 
 def gpt(depth: int, stages: int = 1, mesh: tuple[int, int] = (2, 4), width: int = 1024) -> Report:
@@ -475,7 +501,12 @@ def _pipeline(by_stage: dict[int | None, list[LayerSummary]], size: Size) -> Pip
 def _candidates(cost: CostSummary, alone: float) -> tuple[CandidateSummary, ...]:
     found = [
         CandidateSummary(
-            "this plan", "plan", cost.seconds, cost.memory_bytes, True, "", cost.parts
+            *("this plan", "plan", cost.seconds, cost.memory_bytes, True, "", cost.parts),
+            causes=SecondsByCause(*(part * cost.seconds for part in (0.4, 0.4, 0.1, 0.1, 0.0))),
+        ),
+        CandidateSummary(
+            *("2 stages", "pipeline", 1.2 * cost.seconds, 2 * cost.memory_bytes, True, "slower"),
+            causes=SecondsByCause(*(part * cost.seconds for part in (0.5, 0.1, 0.6, 0.0, 0.0))),
         ),
         CandidateSummary(
             "one device", "baseline", alone, cost.memory_bytes * 6, False, "does not fit"

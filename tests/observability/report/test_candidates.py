@@ -17,6 +17,8 @@ from tfpar.observability.report.candidates import (
     trials_text,
 )
 from tfpar.observability.report.data.build import candidates_of
+from tfpar.observability.report.data.schema import SecondsByCause
+from tfpar.planning.inter_op.turning_points import break_even_batch
 from tfpar.plans import Candidate, Findings, Plan
 from tfpar.spec import Mesh
 
@@ -134,3 +136,24 @@ def test_a_correction_names_what_the_cluster_has():
     assert correction_text(Correction(1 / 3, 1.0, 12.3)) == told
     told = "work takes 1.5 times, V100 1 times, T4 2.2 times as long as the cluster says"
     assert correction_text(Correction(1.5, parts={"V100": 1.0, "T4": 2.2})) == told
+
+
+def test_seconds_by_cause_add_up_and_turn_where_the_search_says(plan):
+    """A batch from which on another candidate wins makes both take as long."""
+    rival = dataclasses.replace(
+        CHOSEN, seconds=1.4, compute_s=(0.2, 0.4, 0.1), communication_s=(0.1, 0.1, 0.2)
+    )
+    findings = Findings(CHOSEN, rivals=(Candidate.priced("other", rival),))
+    found = [c.causes for c in candidates_of(dataclasses.replace(plan, findings=findings))]
+    own, other = found
+    assert own is not None and other is not None
+    for causes, cost in ((own, CHOSEN), (other, rival)):
+        assert sum(dataclasses.astuple(causes)) == pytest.approx(cost.seconds)
+    batch = break_even_batch(rival, CHOSEN)
+    assert batch is not None
+    assert _seconds(own, batch) == pytest.approx(_seconds(other, batch))
+
+
+def _seconds(causes: SecondsByCause, batch: float) -> float:
+    once = causes.once_compute_s + causes.once_links_s + causes.start_s
+    return batch * (causes.compute_s + causes.links_s) + once

@@ -28,6 +28,7 @@ MADE = {
     "cut": lambda: reports.gpt(6, stages=4),  # stages begin and end within blocks
     "unpriced": reports.unpriced,
     "nasty": lambda: reports.mlp(reports.NASTY),
+    "measured": lambda: reports.with_measured_step(reports.mlp()),
 }
 
 
@@ -188,6 +189,55 @@ def test_totals_are_those_of_the_report(name, browser, opened):
     browser.wait("document.querySelector('.timeline')")
     ends = [task.end for task in report.pipeline.tasks] if report.pipeline else []
     assert number("[data-total=end]") == pytest.approx(max([*ends, 0.0]) or report.cost.seconds)
+
+
+def test_a_measured_step_stands_below_the_predicted_one(browser, opened):
+    report = opened("measured", "timeline")
+    assert report.measured is not None and report.cost is not None
+    browser.wait("document.querySelector('.task-late')")
+    for name, seconds in (("end", report.cost.seconds), ("measured", report.measured.seconds)):
+        selector = f"[data-total={name}]"
+        value = browser.evaluate(f"document.querySelector({json.dumps(selector)}).dataset.value")
+        assert float(value) == pytest.approx(seconds)
+        assert shown_text(browser, selector) == format_seconds(seconds)
+    assert "step 11 of t.json, the median of 3" in shown_text(browser, ".toolbar")
+    names = shown_text(browser, ".lane-names")
+    assert names.index("layer by layer") < names.index("rank 0compute")
+    assert "waits for another rank" in shown_text(browser, ".legend")
+    browser.click(".task-late ~ .task-F, .task-F:last-of-type")
+    assert not browser.evaluate("document.getElementById('details').hidden")
+
+
+def test_sliders_say_which_candidate_would_be_the_fastest(browser, opened):
+    report = opened("mlp", "what-if")
+    assert report.cost is not None and report.machines is not None
+    rows = """[...document.querySelectorAll("[data-candidate]")].map((row) =>
+      [row.dataset.candidate, Number(row.dataset.value) / SECONDS, row.lastChild.textContent])"""
+    rows = rows.replace("SECONDS", str(report.cost.seconds))
+
+    def slide(name: str, position: int) -> list[list]:
+        browser.evaluate(
+            f"""(() => {{ const input = document.querySelector("[data-slider={name}]");
+            input.value = {position}; input.dispatchEvent(new Event("input")) }})()"""
+        )
+        return [[name, round(ratio, 3), fits] for name, ratio, fits in browser.evaluate(rows)]
+
+    own, other = ["this plan", 1.0, "fits"], ["2 stages", 1.2, "fits"]
+    assert slide("links", 0) == [own, other]
+    # Links that are half as fast make the second one faster: 0.4 + 0.8 + 0.1 + 0.2 and 1.3.
+    assert slide("links", -4) == [["2 stages", 1.3, "fits"], ["this plan", 1.5, "fits"]]
+    assert "links=-4" in browser.evaluate("location.hash")
+    assert slide("batch", 4) == [["2 stages", 2.0, "fits"], ["this plan", 2.7, "fits"]]
+    slide("links", 0)
+    assert slide("batch", 2) == [["this plan", 1.331, "fits"], ["2 stages", 1.449, "fits"]]
+    assert slide("batch", 0) == [own, other]
+    assert slide("devices", 4) == [["this plan", 0.75, "fits"], ["2 stages", 0.65, "fits"]][::-1]
+    slide("devices", 0)
+    limit = report.machines.memory_limit
+    assert limit is not None
+    assert slide("memory", -12)[-1][2] == (
+        "fits" if 2 * report.cost.memory_bytes <= limit / 8 else "does not fit"
+    )
 
 
 def test_quantities_are_written_as_elsewhere(browser, opened):

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.observability.timeline.perfetto import Imported
+
 Event = dict[str, Any]
 
 
@@ -14,7 +16,7 @@ class TimelineFile:
     """A file that was read and checked.
 
     Attributes:
-        slices: by time, each with the name of its `thread`.
+        slices: by time, each with the name of its `thread`, and its `pid` from 0 on, as ranks.
         processes: their names, by number.
     """
 
@@ -22,6 +24,11 @@ class TimelineFile:
         self.content = json.loads(Path(path).read_text())
         events: list[Event] = self.content["traceEvents"]
         assert {e["ph"] for e in events} <= {"M", "X", "s", "f"}
+        imported, kinds = Imported(events), collections.Counter(e["ph"] for e in events)
+        assert not imported.dropped
+        assert (imported.slices, imported.flows) == (kinds["X"], kinds["s"])
+        for event in events:
+            event["pid"] -= 1
         times = [e["ts"] for e in events]
         assert times == sorted(times) and min(times) >= 0
         told = {(e["name"], e["pid"], e["tid"]): e["args"] for e in events if e["ph"] == "M"}

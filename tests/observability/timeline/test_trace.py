@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 
 import pytest
 
 from tests.observability.timeline.files import TimelineFile
+from tests.observability.timeline.perfetto import find_trace_processor, query
 from tfpar.observability.timeline.trace import FlowArrow, Slice, Trace
 from tfpar.spec import TfparError
 
@@ -39,11 +41,37 @@ def test_what_overlaps_has_lanes_of_its_own(tmp_path):
 
 
 def test_rounding_makes_no_overlap(tmp_path):
-    """Ends are starts of what follows, at times that no float of microseconds has."""
+    """Ends are starts of what follows, at times that no float of microseconds has.
+
+    Of 2,000 such times some are cut off to the nanosecond before, where they are written as they
+    come.
+    """
     trace, times = Trace({0: "rank 0"}), [i * 1e-3 / 7 for i in range(2000)]
     for start, end in zip(times, times[1:], strict=False):
         trace.add(Slice(0, "compute", "up", start, end))
-    assert len({e["tid"] for e in saved(trace, tmp_path).slices}) == 1
+    file = saved(trace, tmp_path)
+    assert len({e["tid"] for e in file.slices}) == 1
+    nanoseconds = [round(seconds * 1e9) for seconds in times[:-1]]
+    assert any(int(ns / 1000 * 1000.0) != ns for ns in nanoseconds)
+    assert [round(e["ts"] * 1000) for e in file.slices] == nanoseconds
+
+
+@pytest.mark.skipif(
+    find_trace_processor() is None,
+    reason="no trace processor of Perfetto: TFPAR_TRACE_PROCESSOR names one",
+)
+def test_perfetto_finds_each_row(tmp_path):
+    trace, times = Trace({0: "rank 0", 1: "rank 1"}), [i * 1e-3 / 7 for i in range(500)]
+    for start, end in zip(times, times[1:], strict=False):
+        sent, received = (trace.add(Slice(i, "compute", "up", start, end)) for i in (0, 1))
+        trace.flows.append(FlowArrow(sent, received))
+    saved(trace, tmp_path)
+    ask = functools.partial(query, find_trace_processor() or "", tmp_path / "t.json")
+    assert ask("select count(*) from slice") == [["998"]]
+    assert ask("select count(*) from flow") == [["499"]]
+    names = "select name from process where pid > 0 order by pid"
+    assert ask(names) == [["rank 0"], ["rank 1"]]
+    assert ask("select name from stats where severity != 'info' and value > 0") == []
 
 
 def test_arrows_begin_and_end_in_their_slices(tmp_path):

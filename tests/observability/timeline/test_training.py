@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import tfpar as tap
+from tests.observability.report.pages import data_of
 from tests.observability.timeline.files import TimelineFile
 from tfpar.observability.timeline.nodes import Nodes
 from tfpar.observability.timeline.recorded import StepWindow, steps_of_ranks
@@ -173,6 +174,18 @@ def test_a_busy_profiler_is_told_of_and_training_goes_on(split, tmp_path, caplog
         tf.profiler.experimental.stop(save=False)
     assert "TensorFlow's profiler cannot start" in caplog.text
     assert not (tmp_path / "t.json").exists()
+
+
+def test_the_page_of_a_plan_has_a_measured_step_beside_the_predicted_one(split, tmp_path):
+    file = fitted(split, tmp_path / "t.json", (4, 6))
+    page = tap.plan_of(split).to_html(timeline=tmp_path / "t.json")
+    step = data_of(page)["measured"]
+    assert 4 <= step["number"] <= 6 and step["ranks"] == 4
+    drawn = [s for lane in step["lanes"] for s in lane["slices"]]
+    own = [e for e in file.slices if e["args"].get("step") == step["number"]]
+    assert len(drawn) == len(own)
+    assert {"net/up", "net/head"} <= {s["name"] for s in drawn}
+    assert all(-1e-9 < s["start"] <= s["end"] < step["seconds"] + 1e-9 for s in drawn)
 
 
 def test_one_timeline_at_a_time(split, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import os
 from typing import TYPE_CHECKING, Any
 
 from tfpar.observability.report import explain as explaining
@@ -10,6 +11,7 @@ from tfpar.observability.report import graph
 from tfpar.observability.report import summary as summarizing
 from tfpar.observability.report.data.build import build_report
 from tfpar.observability.report.layout_map import layout_map
+from tfpar.observability.report.measured import with_measured
 from tfpar.observability.report.page import render_page
 
 if TYPE_CHECKING:
@@ -47,9 +49,14 @@ def plan_graph(plan: Plan, partitioned: PartitionedGraph | None) -> nx.DiGraph:
     return graph.plan_graph(build_report(plan, partitioned))
 
 
-def page(plan: Plan, partitioned: PartitionedGraph | None) -> str:
+def page(
+    plan: Plan,
+    partitioned: PartitionedGraph | None,
+    timeline: str | os.PathLike[str] | None = None,
+) -> str:
     """`Plan.to_html`."""
-    return render_page(build_report(plan, partitioned))
+    report = build_report(plan, partitioned)
+    return render_page(report if timeline is None else with_measured(report, timeline))
 
 
 def notebook(plan: Plan) -> str:

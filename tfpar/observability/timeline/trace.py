@@ -6,13 +6,15 @@
 
 A process has threads, a thread has slices side by side. Slices of one thread that overlap are
 shown in lanes of their own, `compute` and `compute 2`: viewers drop what neither follows nor lies
-within another slice. The format: "Trace Event Format" of the Chromium project.
+within another slice. Numbers of processes in the file are one larger: Perfetto takes 0 for the
+kernel's idle process. The format: "Trace Event Format" of the Chromium project.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import heapq
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -143,7 +145,12 @@ def _thread_names(threads: Mapping[tuple[int, str, int], int]) -> Iterator[dict[
 
 
 def _metadata(what: str, process: int, thread: int, **arguments: Any) -> dict[str, Any]:
-    return {"ph": "M", "name": what, "pid": process, "tid": thread, "ts": 0, "args": arguments}
+    pid = _pid(process)
+    return {"ph": "M", "name": what, "pid": pid, "tid": thread, "ts": 0, "args": arguments}
+
+
+def _pid(process: int) -> int:
+    return process + 1
 
 
 def _event(one: Slice, process: int, thread: int) -> dict[str, Any]:
@@ -152,10 +159,10 @@ def _event(one: Slice, process: int, thread: int) -> dict[str, Any]:
         "ph": "X",
         "name": one.name,
         "cat": one.category or one.thread,
-        "pid": process,
+        "pid": _pid(process),
         "tid": thread,
-        "ts": start / 1000,
-        "dur": (end - start) / 1000,
+        "ts": _us(start),
+        "dur": _us(end - start),
         "args": dict(one.arguments),
     }
 
@@ -168,7 +175,7 @@ def _arrow(
     for phase, one in (("s", flow.source), ("f", flow.target)):
         process, thread = at[one]
         end = {"ph": phase, "id": number, "name": "sent", "cat": "transfer"}
-        end |= {"pid": process, "tid": thread, "ts": _ns(one.start) / 1000}
+        end |= {"pid": _pid(process), "tid": thread, "ts": _us(_ns(one.start))}
         ends.append({**end, "bp": "e"} if phase == "f" else end)
     return ends
 
@@ -178,3 +185,12 @@ def _ns(seconds: float) -> int:
     if not abs(seconds) < _MOST_SECONDS:
         raise TfparError(f"A slice of the timeline is at {seconds:g} s: no step takes that long.")
     return round(seconds * 1e9)
+
+
+def _us(nanoseconds: int) -> float:
+    """Microseconds of which a viewer gets these nanoseconds again, whether it rounds or cuts off.
+
+    One that cuts off takes a slice for overlapping, by a nanosecond, and drops it.
+    """
+    found = nanoseconds / 1000
+    return found if int(found * 1000.0) == nanoseconds else math.nextafter(found, math.inf)

@@ -6,8 +6,9 @@ are loaded) it names a method, and they call it too; at the end they learn how i
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -25,7 +26,8 @@ class Lead:
         self._world = world
         self._known: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._registered = 0
-        self._leading = False
+        self._leading = ""  # what runs here and is served
+        self._alone = ""  # what runs here and is not
 
     def register(self, thing: Any) -> int:
         """A key for an object under which every rank knows its own; called in the same order."""
@@ -43,7 +45,7 @@ class Lead:
             return action()
         if self._world.rank:
             return self._follow(what)
-        self._leading = True
+        self._leading = what
         try:
             result = action()
         except BaseException as error:
@@ -53,7 +55,40 @@ class Lead:
             self._say(what, {"done": result})
             return result
         finally:
-            self._leading = False
+            self._leading = ""
+
+    @contextlib.contextmanager
+    def alone(self, what: str) -> Iterator[None]:
+        """Run a block on this rank that the others do not serve: what needs them is refused."""
+        around, self._alone = self._alone, "" if self._leading else what
+        try:
+            yield
+        finally:
+            self._alone = around
+
+    def check_together(self, what: str) -> None:
+        """Check that all ranks can do `what` together: one that leads the others cannot.
+
+        Raises:
+            TfparError: this rank leads, or runs something alone.
+        """
+        if self._leading or self._alone:
+            raise TfparError(
+                f"{self._leading or self._alone} runs on rank 0 only, and takes a {what}, which "
+                f"all ranks take together. Let every rank run it: tap.on_every_rank(callback)."
+            )
+
+    def check_served(self) -> None:
+        """Check that the other ranks can meet this one.
+
+        Raises:
+            TfparError: it runs something alone.
+        """
+        if self._alone:
+            raise TfparError(
+                f"{self._alone} runs on rank 0 only, and needs the other ranks, as whoever reads "
+                f"or saves split weights does. Let them serve it: tap.on_first_rank(callback)."
+            )
 
     def write(self, path: str, what: str, action: Callable[[], Any]) -> Any:
         """Run an action that writes `path`, as `run` does; ranks with other paths write theirs."""
@@ -70,8 +105,9 @@ class Lead:
         Whoever calls it goes on to run the same method, so that the ranks meet in it.
 
         Raises:
-            TfparError: in a graph, which may run at any time.
+            TfparError: in a graph, which may run at any time; where no other rank serves this one.
         """
+        self.check_served()
         if self._leading:
             if not tf.executing_eagerly():
                 raise TfparError(

@@ -93,7 +93,9 @@ class World:
 
         Raises:
             PeerLostError: another rank has ended.
+            TfparError: this rank runs something that the others do not serve.
         """
+        self.lead.check_served()
         around, self._at = self._at, (activity, within, hint)
         self.beacon.at(activity, bounded=True, within=within, hint=hint)
         reached = activity

@@ -124,7 +124,13 @@ class CompiledFunction:
 
         Args:
             parts: of how many parts of a global batch each rank gets one.
+
+        Raises:
+            TfparError: this process does something for the other ranks, who take no step meanwhile.
         """
+        world = self.session.ranks.world
+        if world is not None:
+            world.lead.check_together(self._name.replace("_", " "))
         specs = argument_specs(arguments)
         known = self.executables.get(self._key(specs, parts))
         if known is None:

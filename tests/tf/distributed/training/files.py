@@ -23,6 +23,7 @@ from tests.tf.distributed.training.place import (
     trained,
     weights,
 )
+from tests.tf.keras.logger_callbacks import AutoLogger, Board, MetricsLogger, Run, Table, Weights
 
 X, Y = regression(20)
 
@@ -117,6 +118,70 @@ def callbacks(place: Place) -> Results:
     }
 
 
+class _Checkpointer:
+    """Keeps how many weights each checkpoint has, and writes a line of it."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def save_checkpointables(self, step: int, state: dict) -> None:
+        sizes = [np.size(value) for value in keras.tree.flatten(state["trainable_variables"])]
+        self.run.log({"step": step, "numbers": int(np.sum(sizes))})
+
+    def close(self) -> None:
+        self.run.log({"step": "closed"})
+
+
+class _Adds(Table):
+    """Writes, and adds to the logs what those behind it read."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["epoch_squared"] = float(epoch**2)
+        super().on_epoch_end(epoch, logs)
+
+
+class _Stops(keras.callbacks.Callback):
+    """Ends training by what another callback has added."""
+
+    stopped = -1
+
+    def on_epoch_end(self, epoch, logs=None):
+        if logs["epoch_squared"] > 3:
+            self.stopped, self.model.stop_training = epoch, True
+
+
+def loggers(place: Place) -> Results:
+    """What logs writes once, whoever wrote it; what ends training does so on every rank."""
+    with place.split():
+        model = perceptron()
+    run, saved = Run(place.folder / "run.txt"), Run(place.folder / "saved.txt")
+    table, board, stops = place.folder / "table.csv", place.folder / "board", _Stops()
+    results = trained(
+        model,
+        X,
+        Y,
+        batch_size=5,
+        epochs=9,
+        callbacks=[
+            MetricsLogger(run, 2),
+            AutoLogger(run),
+            Weights(_Checkpointer(saved)),
+            Weights(_Checkpointer(saved), 5),
+            _Adds(table),
+            Board(board),
+            keras.callbacks.LambdaCallback(on_train_end=lambda logs: run.log({"step": "end"})),
+            stops,
+        ],
+    )
+    return {
+        **results,
+        "stopped": np.array(stops.stopped),
+        "lines": np.array([len(path.read_text().splitlines()) for path in (run.path, table)]),
+        "saved": np.array(saved.path.read_text().splitlines()),
+        "boards": np.array([len(f.read_text().splitlines()) for f in board.iterdir()]),
+    }
+
+
 class _Interrupted(Exception):
     pass
 
@@ -167,6 +232,7 @@ CASES: list[Case] = [
     weights_loaded_before_the_first_step,
     weights_got_and_set,
     callbacks,
+    loggers,
     backups,
     checkpoints,
 ]

@@ -97,6 +97,18 @@ another_order = _pipelines(
 )
 
 
+class _Evaluates(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.evaluate(X, Y, verbose=0)
+
+
+def a_step_on_the_first_rank_only(place: Place) -> Results:
+    with place.parallel():
+        model = perceptron()
+    callbacks = [tap.on_first_rank(_Evaluates())]
+    return refused(TfparError, lambda: model.fit(X, Y, verbose=0, callbacks=callbacks))
+
+
 def training_goes_on(place: Place) -> Results:
     """After all of that."""
     with place.parallel():
@@ -118,6 +130,8 @@ MESSAGES: dict[Case, str] = {
     fewer_stages: "stages=2 on rank 0 and 1 on rank 1, sets of ranks=2",
     no_pipeline: "microbatches=4 on rank 0 and 1 on rank 1",
     other_statistics: "batch_statistics='exact' on rank 0 and 'microbatch' on rank 1",
+    a_step_on_the_first_rank_only: r"_Evaluates\.on_epoch_end runs on rank 0 only, and takes a "
+    r"test step, which all ranks take together\. Let every rank run it: tap\.on_every_rank",
     another_order: "set of ranks 1 runs 1B1 on rank 0 where rank 1 has 1F2",
 }
 CASES: list[Case] = [*MESSAGES, training_goes_on]

@@ -55,6 +55,7 @@ BY_DAY: dict[str, list[Case]] = {
         data.what_each_op_takes_in_rows_is_read_in_parts,
         files.models_written,
         files.callbacks,
+        files.loggers,
         files.backups,
         steps.functions_of_tensors,
         distributions.layers_split_by_a_layout_map,

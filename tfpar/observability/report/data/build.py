@@ -23,6 +23,7 @@ from tfpar.observability.report.data.diagnosis import PlanDiagnosis
 from tfpar.observability.report.data.layers import layers_of, paths_of
 from tfpar.observability.report.data.overview import (
     build_overview,
+    causes_of,
     cost_of,
     machines_of,
     parts_of,
@@ -240,7 +241,10 @@ def candidates_of(plan: Plan) -> Iterator[CandidateSummary]:
     own = found.trials[0].measured_s if found.trials else None
     parts = parts_of(plan.cost, step_s)
     fits, bytes_ = plan.fits(limit), plan.cost.memory_bytes
-    yield CandidateSummary("this plan", "plan", plan.cost.seconds, bytes_, fits, "", parts, own)
+    yield CandidateSummary(
+        *("this plan", "plan", plan.cost.seconds, bytes_, fits, "", parts, own),
+        causes=causes_of(plan.cost, step_s),
+    )
     for one in found.layouts:
         lost = _why(plan.cost.seconds, one.seconds, one.memory_bytes, limit)
         yield CandidateSummary(
@@ -257,6 +261,7 @@ def candidates_of(plan: Plan) -> Iterator[CandidateSummary]:
             () if one.cost is None else parts_of(one.cost, step_s),
             measured.get(one.name),
             one.corrected_s,
+            None if one.cost is None else causes_of(one.cost, step_s),
         )
     for one in found.attempts:
         lost = ""

@@ -23,6 +23,7 @@ from tfpar.observability.report.data.schema import (
     PartOfStep,
     PipelineSummary,
     ScheduleTime,
+    SecondsByCause,
     Stage,
     TaskSummary,
     TransferSummary,
@@ -119,6 +120,21 @@ def parts_of(cost: PricedCost, step_s: float) -> tuple[PartOfStep, ...]:
         "start": step_s,
     }
     return tuple(PartOfStep(name, seconds) for name, seconds in found.items() if seconds)
+
+
+def causes_of(cost: PricedCost, step_s: float) -> SecondsByCause:
+    """The seconds of a step by what they grow with.
+
+    Args:
+        step_s: as of `parts_of`.
+    """
+    *passes, _ = cost.compute_s
+    *waited, update_s = cost.communication_s
+    compute_s = sum(passes)
+    links_s = sum(waited) - cost.hidden_s + cost.transfer_s
+    once_links_s = cost.exposed_s + update_s
+    rest_s = cost.seconds - step_s - compute_s - links_s - once_links_s
+    return SecondsByCause(compute_s, links_s, rest_s, once_links_s, step_s)
 
 
 # --- pipeline -------------------------------------------------------------------------------

@@ -10,6 +10,11 @@ the stage that works most (of all layers, where there are no stages) are `parts`
 "collectives" and "gradients" together, "hidden" ones taken off.
 """
 
+from tfpar.observability.report.data.schema.measured import (
+    MeasuredLane,
+    MeasuredSlice,
+    MeasuredStep,
+)
 from tfpar.observability.report.data.schema.plan import (
     Axis,
     ByPhase,
@@ -22,6 +27,7 @@ from tfpar.observability.report.data.schema.plan import (
     PipelineSummary,
     RentalSummary,
     ScheduleTime,
+    SecondsByCause,
     Stage,
     TaskSummary,
     TransferSummary,
@@ -64,6 +70,9 @@ __all__ = [
     "LayerSummary",
     "LinkSummary",
     "Machines",
+    "MeasuredLane",
+    "MeasuredSlice",
+    "MeasuredStep",
     "Option",
     "Padding",
     "PartOfStep",
@@ -75,6 +84,7 @@ __all__ = [
     "Report",
     "RunWhole",
     "ScheduleTime",
+    "SecondsByCause",
     "TransferSummary",
     "Stage",
     "Use",

@@ -144,6 +144,29 @@ class PartOfStep:
 
 
 @dataclasses.dataclass(frozen=True)
+class SecondsByCause:
+    """Seconds of a step by what they grow with; they add up to it.
+
+    On devices that are c times as fast, with links l times as fast and a batch b times as large (in
+    as many more microbatches of the same size), a step takes
+    `b * (compute_s / c + links_s / l) + once_compute_s / c + once_links_s / l + start_s`.
+
+    Attributes:
+        compute_s: of the forward and backward pass, and `once_compute_s` whatever the batch: the
+            update, and what ranks wait for each other.
+        links_s: of collectives that the passes wait for and of transfers between stages, and
+            `once_links_s` of the gradients' sums, and of the update.
+        start_s: what a step takes besides.
+    """
+
+    compute_s: float
+    links_s: float
+    once_compute_s: float
+    once_links_s: float
+    start_s: float
+
+
+@dataclasses.dataclass(frozen=True)
 class BytesByKind:
     """Bytes on a rank when it stores most.
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from tfpar.cluster.scaling import Correction
+from tfpar.observability.report.data.schema.measured import MeasuredStep
 from tfpar.observability.report.data.schema.plan import (
     CostSummary,
     Facts,
@@ -16,6 +17,7 @@ from tfpar.observability.report.data.schema.plan import (
     PartOfStep,
     PipelineSummary,
     RentalSummary,
+    SecondsByCause,
 )
 from tfpar.observability.report.data.schema.step import (
     Collective,
@@ -50,6 +52,7 @@ class Report:
         idle_axes: of the mesh, along which all ranks compute and store the same.
         rentals: the plan's devices, first, and others that were compared; empty where their rent is
             not known.
+        measured: a step of a timeline, beside the predicted one; None where none was given.
         warnings, hints: sentences; `hints` at most three, of what would change the plan.
     """
 
@@ -75,6 +78,7 @@ class Report:
     correction: Correction | None = None
     idle_axes: tuple[str, ...] = ()
     rentals: tuple[RentalSummary, ...] = ()
+    measured: MeasuredStep | None = None
     warnings: tuple[str, ...]
     hints: tuple[str, ...]
 
@@ -126,6 +130,7 @@ class CandidateSummary:
         parts: of its time, where they are known.
         measured_s: of a trial.
         corrected_s: predicted seconds on the cluster that trials have corrected.
+        causes: of its time, where the parts are known.
     """
 
     name: str
@@ -137,6 +142,7 @@ class CandidateSummary:
     parts: tuple[PartOfStep, ...] = ()
     measured_s: float | None = None
     corrected_s: float | None = None
+    causes: SecondsByCause | None = None
 
 
 @dataclasses.dataclass(frozen=True)

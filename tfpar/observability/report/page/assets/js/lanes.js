@@ -93,3 +93,28 @@ function layerLanes(model) {
     { name: "waits", about: "for communication", tasks: waits },
   ];
 }
+
+const MEASURED_KINDS = { waiting: "late", forward: "F", backward: "B", update: "U" };
+
+// Of a step that was measured: the threads of each rank, which have what they are called after.
+function measuredLanes(measured, model) {
+  return measured.lanes.map(({ rank, thread, slices }) => {
+    const communicates = thread.startsWith("communication");
+    const kindOf = ({ name, category }) => {
+      if (category === "waiting") return MEASURED_KINDS.waiting;
+      if (communicates) return "meet";
+      return thread.startsWith("tasks")
+        ? (name.match(/[A-Z]/) || ["F"])[0]
+        : MEASURED_KINDS[category] || "start";
+    };
+    const tasks = slices.map((slice) => ({
+      start: slice.start,
+      end: slice.end,
+      class: `task-${kindOf(slice)}`,
+      text: slice.name,
+      tip: `${slice.name}\n${slice.category}, rank ${rank}, measured`,
+      layer: model.layerCalled(slice.name),
+    }));
+    return { name: `rank ${rank}`, about: thread, tasks, thin: / \d+$/.test(thread) };
+  });
+}

@@ -16,7 +16,7 @@ class Page {
       memory: new MemoryView(model, state),
       timeline: new TimelineView(model, state),
       candidates: new CandidatesView(model, state),
-      "what-if": new WhatIfView(model),
+      "what-if": new WhatIfView(model, state),
     };
     this.details = new Details(model, tree, state);
     this.names = names;

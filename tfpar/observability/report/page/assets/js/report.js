@@ -89,6 +89,11 @@ class Model {
     this.statuses = new Map(this.layers.map((layer) => [layer.path, this.statusOf(layer)]));
   }
 
+  // The layer that a measured slice is called after, by its path with the model's name or without.
+  layerCalled(name) {
+    return this.byPath.get(name) || this.byPath.get(name.slice(name.indexOf("/") + 1)) || null;
+  }
+
   weightsOf(layer) {
     return (this.variables.get(layer.path) || []).filter((variable) => variable.kind === "weight");
   }

@@ -1,5 +1,5 @@
 "use strict";
-// A predicted step, lane by lane, and below it what each stage takes.
+// A predicted step, lane by lane, a measured one below it, and what each stage takes.
 
 const LANE = { height: 30, thin: 16, gap: 6, top: 26, left: 128 };
 
@@ -11,16 +11,19 @@ class TimelineView {
 
   draw() {
     const { report } = this.model;
-    const { pipeline } = report;
+    const { pipeline, measured } = report;
     const why = this.missing(report);
-    if (why)
+    if (why && !measured)
       return emptyState(
         "There is no timeline",
         why,
         "tfpar plan SCRIPT.PY:FUNCTION --mesh 2x8 --cluster dgx-a100 -o plan.json",
       );
-    this.lanes = pipeline ? pipelineLanes(pipeline) : layerLanes(this.model);
-    this.end = Math.max(...this.lanes.flatMap((lane) => lane.tasks.map((task) => task.end)));
+    const predicted = () => (pipeline ? pipelineLanes(pipeline) : layerLanes(this.model));
+    this.lanes = why ? [] : predicted();
+    const predictedEnd = this.lastEnd();
+    if (measured) this.lanes.push(...measuredLanes(measured, this.model));
+    this.end = Math.max(this.lastEnd(), measured ? measured.seconds : 0);
     const height =
       this.lanes.reduce(
         (y, lane) => y + (lane.thin ? LANE.thin : LANE.height) + LANE.gap,
@@ -44,27 +47,57 @@ class TimelineView {
       h(
         "div",
         { class: "toolbar" },
-        h(
-          "b",
-          { class: "figure", "data-total": "end", "data-value": this.end },
-          format.seconds(this.end),
-        ),
-        h(
-          "span",
-          { class: "note" },
-          pipeline
-            ? this.words(pipeline)
-            : "predicted; all ranks run alike, and one stands for them",
-        ),
+        !why && [
+          h(
+            "b",
+            { class: "figure", "data-total": "end", "data-value": predictedEnd },
+            format.seconds(predictedEnd),
+          ),
+          h(
+            "span",
+            { class: "note" },
+            pipeline
+              ? this.words(pipeline)
+              : "predicted; all ranks run alike, and one stands for them",
+          ),
+        ],
+        measured && this.measured(measured),
         h("span", { class: "grow" }),
         zoomButtons(this.zoom),
       ),
       h("div", { class: "lanes" }, this.names, this.frame),
       legend(this.kinds()),
-      !pipeline && this.phases(report.cost),
+      !pipeline && report.cost && this.phases(report.cost),
       pipeline && this.stages(pipeline),
       pipeline && this.schedules(pipeline),
     );
+  }
+
+  lastEnd() {
+    return this.lanes.reduce(
+      (end, lane) => lane.tasks.reduce((most, task) => Math.max(most, task.end), end),
+      0,
+    );
+  }
+
+  // What was measured, and how far it is from what was predicted.
+  measured({ source, number, seconds, all_seconds, ranks, lanes }) {
+    const base = this.model.seconds;
+    const several = all_seconds.length > 1 ? `, the median of ${all_seconds.length}` : "";
+    const shown = new Set(lanes.map((lane) => lane.rank)).size;
+    const some = shown < ranks ? `; ${shown} of ${ranks} ranks are shown` : "";
+    return [
+      h(
+        "b",
+        { class: "figure", "data-total": "measured", "data-value": seconds },
+        format.seconds(seconds),
+      ),
+      h(
+        "span",
+        { class: "note" },
+        `measured${base ? ` (${format.against(seconds, base)})` : ""}: step ${number} of ${source}${several}${some}`,
+      ),
+    ];
   }
 
   missing(report) {
@@ -96,7 +129,9 @@ class TimelineView {
       ),
       "task-send": "transfer",
       "task-wait": "waits for communication",
-      "task-start": "start of the step",
+      "task-meet": "communication",
+      "task-late": "waits for another rank",
+      "task-start": "start of the step, and what belongs to no phase",
     };
     const there = new Set(this.lanes.flatMap((lane) => lane.tasks.map((task) => task.class)));
     return Object.entries(names)
@@ -214,7 +249,7 @@ class TimelineView {
     return h(
       "section",
       { class: "card wide narrow" },
-      h("h2", {}, "Phases"),
+      h("h2", {}, "Phases", this.model.report.measured && h("small", {}, "as predicted")),
       h(
         "table",
         { class: "rows still" },

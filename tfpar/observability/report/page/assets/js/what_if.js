@@ -1,14 +1,24 @@
 "use strict";
-// The best plan for the same model on other machines: a row for each cluster, a column for each
-// mesh.
+// Candidates on machines that are as sliders say; and the best plan for the same model on other
+// machines: a row for each cluster, a column for each mesh.
 
 class WhatIfView {
-  constructor(model) {
+  constructor(model, state) {
     this.model = model;
     this.title = "What if";
+    this.sliders = new Sliders(model, state);
   }
 
   draw() {
+    const slides = this.sliders.candidates.length > 0;
+    return h("div", { class: "what-if-view" }, slides && this.sliders.draw(), this.elsewhere());
+  }
+
+  update() {
+    if (this.sliders.candidates.length) this.sliders.update();
+  }
+
+  elsewhere() {
     const found = this.found();
     if (!found.length) {
       return emptyState(
@@ -33,54 +43,50 @@ class WhatIfView {
         strength,
       );
     return h(
-      "div",
-      { class: "what-if-view" },
+      "section",
+      { class: "card wide" },
       h(
-        "section",
-        { class: "card wide" },
+        "h2",
+        {},
+        "The same model elsewhere",
         h(
-          "h2",
+          "small",
           {},
-          "The same model elsewhere",
-          h(
-            "small",
-            {},
-            `a step of the best plan; this one takes ${format.seconds(this.model.seconds)}. The darker, the faster.`,
-          ),
+          `a step of the best plan; this one takes ${format.seconds(this.model.seconds)}. The darker, the faster.`,
         ),
+      ),
+      h(
+        "div",
+        { class: "scroll" },
         h(
-          "div",
-          { class: "scroll" },
+          "table",
+          { class: "matrix" },
           h(
-            "table",
-            { class: "matrix" },
+            "thead",
+            {},
             h(
-              "thead",
+              "tr",
               {},
-              h(
-                "tr",
-                {},
-                h("th", {}, "Cluster"),
-                meshes.map(({ mesh, ranks }) =>
-                  h(
-                    "th",
-                    { scope: "col" },
-                    mesh,
-                    h("small", {}, ` ${format.plural(ranks, "rank")}`),
-                  ),
+              h("th", {}, "Cluster"),
+              meshes.map(({ mesh, ranks }) =>
+                h(
+                  "th",
+                  { scope: "col" },
+                  mesh,
+                  h("small", {}, ` ${format.plural(ranks, "rank")}`),
                 ),
               ),
             ),
-            h(
-              "tbody",
-              {},
-              clusters.map((cluster) =>
-                h(
-                  "tr",
-                  {},
-                  h("th", { scope: "row" }, cluster),
-                  meshes.map(({ mesh }) => cell(cluster, mesh)),
-                ),
+          ),
+          h(
+            "tbody",
+            {},
+            clusters.map((cluster) =>
+              h(
+                "tr",
+                {},
+                h("th", { scope: "row" }, cluster),
+                meshes.map(({ mesh }) => cell(cluster, mesh)),
               ),
             ),
           ),
