@@ -84,8 +84,9 @@ class Notebook:
         # How much is left is not known: a bar that only moves.
         shown = {"text/plain": line, "text/html": f"<progress></progress> {html.escape(line)}"}
         if self._handle is None:
-            from IPython.display import display
+            import IPython.display
 
+            display: Any = IPython.display.display  # it has no types
             self._handle = display(shown, raw=True, display_id=True)
         else:
             self._handle.update(shown, raw=True)

@@ -11,7 +11,7 @@ from keras.distribution import DeviceMesh, ModelParallel, set_distribution
 
 import tfpar as tap
 from tests.e2e.test_keras_hub import LABELS, TEXT, classifier
-from tfpar.tf.variables.parallel_variable import ParallelVariable
+from tfpar.tf.variables import ParallelVariable
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("presets")]
 

@@ -18,7 +18,7 @@ from tfpar.observability.report.candidates import (
 )
 from tfpar.observability.report.data.build import candidates_of
 from tfpar.observability.report.data.schema import SecondsByCause
-from tfpar.planning.inter_op.turning_points import break_even_batch
+from tfpar.planning.inter_op import break_even_batch
 from tfpar.plans import Candidate, Findings, Plan
 from tfpar.spec import Mesh
 

@@ -125,7 +125,7 @@ class _Reader:
         self._seen: set[types.CodeType] = set()
 
     def attribute(self, name: str) -> Iterator[Used]:
-        """What an attribute of the callback uses: a method, in all its classes, or a function."""
+        """List what an attribute of the callback uses: a method of all its classes, a function."""
         held = vars(self._callback).get(name)
         if held is not None:
             self._modules.add(getattr(held, "__module__", None) or "")
@@ -139,7 +139,7 @@ class _Reader:
                 yield from self._function(function, is_method=True)
 
     def _object(self, value: Any, names: tuple[str, ...]) -> Iterator[Used]:
-        """What a callable uses that is not a method of the callback: its code, else its name."""
+        """List what the code of a callable uses, one that is no method; else its name."""
         while isinstance(value, functools.partial):
             value = value.func
             self._modules.add(getattr(value, "__module__", None) or "")
