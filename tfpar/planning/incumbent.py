@@ -1,6 +1,6 @@
 """Incumbent: the best plan that a search has found by the time that it is interrupted.
 
-Whoever searches offers each better plan that it comes upon (`Problem.offer`). Only the best is
+Whoever searches offers each better plan that it comes upon (`Problem.aim.offer`). Only the best is
 kept, and it is made a plan only on request: an interrupted search ends at once.
 """
 
