@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import html
+import importlib
 import logging
 import math
 import sys
@@ -84,10 +85,8 @@ class Notebook:
         # How much is left is not known: a bar that only moves.
         shown = {"text/plain": line, "text/html": f"<progress></progress> {html.escape(line)}"}
         if self._handle is None:
-            import IPython.display
-
-            display: Any = IPython.display.display  # it has no types
-            self._handle = display(shown, raw=True, display_id=True)
+            ipython = importlib.import_module("IPython.display")  # it has no types
+            self._handle = ipython.display(shown, raw=True, display_id=True)
         else:
             self._handle.update(shown, raw=True)
 

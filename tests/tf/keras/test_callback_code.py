@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import callbacks
 
 import tfpar as tap
@@ -81,6 +82,24 @@ class OfParent(ByHelper):
         KEPT.append(epoch)
 
 
+def of_own_ranks(rank: int) -> keras.callbacks.Callback:
+    """As jobs of processes have them that were written for no framework."""
+
+    class Guarded(callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if rank == 0:
+                RUN.log(logs)
+
+    return Guarded()
+
+
+class Shapes(callbacks.Callback):
+    """The rank of a tensor is no process."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        RUN.log({"rank": tf.rank(self.model.weights[0])})
+
+
 class Callable_:
     def __call__(self, *args: Any) -> None:
         KEPT.append(args)
@@ -103,6 +122,7 @@ ON_FIRST = {
     "of orbax": lambda: Weights(RUN),
     "a helper": ByHelper,
     "a parent": OfParent,
+    "ranks of tensors": Shapes,
     "a lambda": lambda: on_epoch_end(lambda epoch, logs: RUN.log(logs)),
     "a lambda's helper": lambda: on_epoch_end(lambda epoch, logs: note(str(epoch))),
     "a partial": lambda: on_epoch_end(functools.partial(lambda run, e, logs: run.log(logs), RUN)),
@@ -121,6 +141,7 @@ ON_EVERY = {
     "changes the rate": lambda: Slows(Path("table.csv")),
     "takes steps": lambda: Evaluates(Path("table.csv")),
     "calls tfpar": SavesTogether,
+    "tells ranks apart": lambda: of_own_ranks(0),
     "collects": Collects,
     "a list": lambda: on_epoch_end(lambda epoch, logs: KEPT.append(logs)),
     "no code": lambda: on_epoch_end(KEPT.append),

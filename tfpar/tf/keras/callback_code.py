@@ -39,6 +39,9 @@ _COMPUTES = ("cmath", "jax", "keras", "math", "numpy", "scipy", "tensorflow")
 _TOGETHER = ("horovod", "mpi4py", "tfpar")
 """Packages of what ranks do together, or tell each other apart by."""
 
+_RANKS = re.compile(r"_*((local|global|world)_)?rank|is_(chief|main_process)|process_(id|index)")
+"""Names by which code tells ranks apart, and so is meant for each of them."""
+
 _CHEAP = frozenset({"name", "optimizer", "stop_training", "train_function"})
 """Attributes of a model that every rank has by itself."""
 
@@ -62,7 +65,7 @@ class Used(NamedTuple):
 
 
 def takes_part_in_training(callback: keras.callbacks.Callback) -> bool:
-    """Whether a callback changes training, ends it, or runs steps."""
+    """Whether a callback changes training, ends it, runs steps, or tells ranks apart itself."""
     return any(map(_takes_part, _uses(callback)))
 
 
@@ -101,6 +104,8 @@ def _takes_part(used: Used) -> bool:
     last = used.names[-1]
     if used.sets:
         return last in _GOVERNS
+    if _RANKS.fullmatch(last):
+        return _package(used.value) not in _COMPUTES
     return _TRAINS.fullmatch(last) is not None or _package(used.value) in _TOGETHER
 
 
@@ -185,6 +190,8 @@ class _Reader:
                 yield from self._methods(rest[0])
         elif callable(value):
             yield from self._object(value, used.names)
+        elif _RANKS.fullmatch(first):
+            yield used
 
 
 def _names_in(code: types.CodeType, me: str) -> Iterator[Used]:
