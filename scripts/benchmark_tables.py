@@ -144,6 +144,7 @@ BLOCKS = {
     "three-d-large": Block(_AUTO3D, "three_d_large", table(LARGE)),
     "annealing": Block(_AUTO3D, "three_d_random", annealing),
     "three-d-scale": Block(_AUTO3D, "three_d_scale", table(SCALE)),
+    "large-planned-16": Block(_AUTO3D, "large_planned_16", table(LARGE_PLANNED)),
     "large-planned": Block(_AUTO3D, "large_planned", table(LARGE_PLANNED)),
     "planned-scale": Block(_AUTO3D, "planned_scale", table(PLANNED_SCALE)),
     "three-d-published": Block(_AUTO3D, "three_d_published", table(PUBLISHED)),
