@@ -16,6 +16,7 @@ from tfpar.planning.inter_op.sensitivity import PlanRepricer
 from tfpar.planning.inter_op.stages.pipeline_pricing import price_best_schedule
 from tfpar.planning.inter_op.stopping import compute_bound_seconds, reaches_compute_bound
 from tfpar.planning.intra_op.planners import find_planner
+from tfpar.planning.memory.plan_transforms import apply_memory_transforms
 from tfpar.planning.pricing.repricing import reprice_plan
 from tfpar.planning.problem import Problem
 from tfpar.planning.request import PlanRequest
@@ -96,3 +97,17 @@ def test_the_work_is_spread_by_speed_over_machines_that_are_not_alike():
         cost = dataclasses.replace(plan.cost, seconds=seconds)
         candidate = SolvedCandidate.of(plan.with_findings(cost=cost), problem)
         assert reaches_compute_bound(candidate, request) == enough
+
+
+def test_what_the_user_has_recomputed_is_work_of_any_plan():
+    """A second forward pass that was asked for is nothing that stages could save."""
+    step = StepSearch(saved("gpt"), BATCH, find_planner("tap"), state_ratio=2.0)
+    request = PlanRequest(Mesh.of([2]), SLOW, recompute=True)
+    plan, problem = step(request)
+    assert plan.recompute
+    again = apply_memory_transforms(problem, plan.recompute, plan.offloaded)
+    least = compute_bound_seconds(again, request)
+    assert least > 1.1 * compute_bound_seconds(problem, request)
+    cost = dataclasses.replace(plan.cost, seconds=1.05 * least)
+    candidate = SolvedCandidate.of(plan.with_findings(cost=cost), problem)
+    assert reaches_compute_bound(candidate, request)
