@@ -92,8 +92,7 @@ def priced(name: str) -> dict[str, Any]:
     data = {"token_ids": tokens, "padding_mask": tokens}, tokens
     row: dict[str, Any] = {"model": name, "devices": DEVICES, "batch": BATCH, "length": LENGTH}
     by_map: list[Plan] = []
-    model_parts = [n for n in (1, 2, 4, 8) if sizes["num_query_heads"] % n == 0]
-    for parts in model_parts:
+    for parts in (1, 2, 4, 8):
         shape = DEVICES // parts, parts
         devices = [f"gpu:{i}" for i in range(DEVICES)]
         mesh = keras.distribution.DeviceMesh(shape, ("batch", "model"), devices)

@@ -121,10 +121,11 @@ def _runs(laid: PartitionedGraph, statistics: BatchStatistics = EXACT) -> Runs:
 
 
 def _joins(tensor: Tensor, made: Spec, read: Spec, mesh: Mesh) -> bool:
-    """Whether a part of a tensor is there, as it is read, only when all parts have been made.
+    """Whether reading one part of a tensor needs all of its parts to be made.
 
-    A part may be said otherwise, and be the same entries on each rank: others of its axes move
-    (`spec.nesting`).
+    The two specs may place the parts differently, and still mean the same entries on each rank:
+    where another axis moves, a split behind it is named anew (`spec.nesting`). So the steps between
+    them decide.
     """
     own, wanted = made[-1], read[-1]
     if own == wanted or isinstance(own, Replicate):
