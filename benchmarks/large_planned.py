@@ -123,6 +123,7 @@ def _parts(cost: Cost) -> dict[str, float]:
         "gradients_s": cost.exposed_s,
         "transfers_s": cost.transfer_s,
         "bubble_s": cost.bubble_s,
+        "host_wait_s": cost.host_wait_s,
         "memory_bytes": cost.memory_bytes,
     }
 

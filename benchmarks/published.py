@@ -1,6 +1,6 @@
 """Steps of large GPTs that others measured, and what we predict of them. Nothing is fitted.
 
-    python -m benchmarks.published [--json FILE]
+    python -m benchmarks.published [--steps FILE [--predicted FILE]] [--json FILE]
 
     GPT 2.6B     8 V100: Alpa's benchmark (Zheng et al. 2022) by hand, 2 stages x 2 data x 2 tensor,
                  4 microbatches, recomputed, with slots sharded (its `prefer_reduce_scatter`)
@@ -12,15 +12,21 @@
 
 Layer times are those of `benchmarks.gpt_layers` on the presets of these machines. Both papers count
 operations with the forward pass that is computed again.
+
+`--steps` compares a table of measured steps instead (`benchmarks.measured_steps`) and says how good
+predictions are: of all steps, of those on one machine, and on several. `--predicted` writes the
+table with what is predicted of each.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import dataclasses
 from typing import Any
 
 from benchmarks.gpt_layers import Gpt, gpt_table
+from benchmarks.measured_steps import MeasuredStep, score, score_text, scored
 from benchmarks.results import save
 from tfpar.cluster.lookup import find_cluster
 from tfpar.planning.inter_op.three_d.assign import even_counts
@@ -169,7 +175,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", metavar="FILE", help="write the rows")
     rows = []
+    parser.add_argument("--steps", metavar="FILE", help="a table of measured steps, as CSV")
+    parser.add_argument("--predicted", metavar="FILE", help="write these steps as predicted")
     arguments = parser.parse_args()
+    if arguments.steps is not None:
+        steps = scored(MeasuredStep.read(arguments.steps))
+        scores = score(steps)
+        print("\n".join(map(score_text, scores)))
+        save(arguments.json, scores)
+        if arguments.predicted is not None:
+            with open(arguments.predicted, "w", newline="", encoding="utf-8") as file:
+                writer = csv.DictWriter(file, [*steps[0]] if steps else [])
+                writer.writeheader()
+                writer.writerows(steps)
+        return
     for run in RUNS:
         row = predicted(run)
         rows.append(row)

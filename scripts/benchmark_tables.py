@@ -51,6 +51,7 @@ from scripts.benchmark_columns.steps import (
 from scripts.benchmark_columns.three_d import (
     LARGE,
     LARGE_PLANNED,
+    MEASURED_STEPS,
     PLANNED_SCALE,
     PUBLISHED,
     SCALE,
@@ -148,6 +149,7 @@ BLOCKS = {
     "large-planned": Block(_AUTO3D, "large_planned", table(LARGE_PLANNED)),
     "planned-scale": Block(_AUTO3D, "planned_scale", table(PLANNED_SCALE)),
     "three-d-published": Block(_AUTO3D, "three_d_published", table(PUBLISHED)),
+    "measured-steps": Block(_AUTO3D, "measured_steps", table(MEASURED_STEPS)),
     "three-d-trials": Block(_AUTO3D, "three_d_trials", table(TRIALS)),
     "near-pipelines": Block(_AUTO3D, "three_d_trials", near_pipelines),
     "pipeline-links": Block(_BENCHMARKS, "pipeline_links", table(PIPELINE_LINKS)),

@@ -83,6 +83,16 @@ PUBLISHED: list[Column] = [
     ),
     ("predicted GB", number("predicted_bytes", ".2f", 1e-9)),
 ]
+MEASURED_STEPS: list[Column] = [
+    ("steps on", text("steps")),
+    ("number", number("number")),
+    ("mean error", number("mean_error", ".1%")),
+    ("within 15 %", number("within_15_percent", ".0%")),
+    ("rho", number("rho", ".3f")),
+    ("choices", number("choices")),
+    ("chosen over fastest, mean", number("chosen_mean", ".3f")),
+    ("worst", number("chosen_worst", ".3f")),
+]
 TRIALS: list[Column] = [
     ("setting", text("setting")),
     ("trials", number("trials")),

@@ -8,6 +8,7 @@ import pytest
 
 from tests.planning.inter_op.stages.steps import Staged, machines
 from tfpar.cost.cost import Cost
+from tfpar.cost.host import waiting_for_host
 from tfpar.cost.pipeline_cost_model import PipelineCostModel, bottleneck_cost, split_idle_time
 from tfpar.pipeline import generate
 
@@ -18,7 +19,8 @@ def explained(prices: PipelineCostModel) -> Cost:
     cost = bottleneck_cost(prices, SCHEDULE, prices.run(SCHEDULE))
     found = split_idle_time(cost, prices, SCHEDULE)
     parts = (*found.compute_s, *found.communication_s, found.exposed_s, found.transfer_s)
-    assert sum(parts) + found.bubble_s + prices.step_s == pytest.approx(cost.seconds)
+    told = sum(parts) + found.host_wait_s + found.bubble_s + prices.step_s
+    assert told == pytest.approx(cost.seconds)
     assert min(*parts, found.bubble_s) >= 0
     return found
 
@@ -54,3 +56,18 @@ def test_sums_of_gradients_are_what_the_step_is_longer_by(prices):
     assert with_sums.exposed_s == pytest.approx(with_sums.seconds - without.seconds)
     assert 0 < with_sums.exposed_s <= 0.5 * (1 + 1e-9)
     assert with_sums.transfer_s == pytest.approx(without.transfer_s)
+
+
+def test_tasks_take_as_long_as_their_ops_take_to_be_issued(prices):
+    slow = Staged.of("gpt", 2).priced(4, cluster=machines(within=1e7).with_device(dispatch_s=1.0))
+    cost, plain = explained(slow), explained(prices)
+    assert plain.host_wait_s == 0 and cost.compute_s == plain.compute_s
+    for stage, bare in zip(slow.stages, prices.stages, strict=True):
+        for kind in "FIWU":
+            ops = stage.dispatch_s[kind]
+            running = bare.cost.seconds[kind]
+            taken = running + waiting_for_host(ops, running)
+            assert stage.cost.seconds[kind] == pytest.approx(taken)
+            assert ops == round(ops), "a second each"
+    working = [sum(stage.dispatch_s[kind] for kind in "FIW") for stage in slow.stages]
+    assert cost.host_wait_s > 0.9 * 4 * max(working)

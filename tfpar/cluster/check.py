@@ -151,6 +151,8 @@ DEVICE: Mapping[str, Reader] = {
     "functions_per_s": _MAYBE_RATE,
     "host_bandwidth": functools.partial(number, above=0),
     "host_latency_s": finite,
+    "dispatch_s": finite,
+    "xla_dispatch_s": finite,
     "ramp_s": finite,
     "entries_per_s": functools.partial(_rates_by_name, "entries a second by op type"),
     "price_per_hour": functools.partial(optional, finite),

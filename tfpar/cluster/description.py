@@ -44,6 +44,9 @@ class Device:
         host_bandwidth: bytes/s each way between its memory and that of its host; `inf` where these
             are one memory, as a CPU's.
         host_latency_s: seconds until a copy between them starts.
+        dispatch_s: seconds in which its host issues an op, while the device computes: where that
+            takes longer, the device waits. 0: the host keeps up, as where both are one CPU.
+        xla_dispatch_s: the same of a kernel of what XLA compiled.
         ramp_s: the most seconds that an op other than a matrix product or convolution loses until
             all of the device works on it: one of fewer seconds takes twice as long.
         entries_per_s: by op type, the entries a second of ops that are slower than arithmetic and
@@ -62,6 +65,8 @@ class Device:
     functions_per_s: float | None = None
     host_bandwidth: float = HOST_BANDWIDTH
     host_latency_s: float = HOST_LATENCY_S
+    dispatch_s: float = 0.0
+    xla_dispatch_s: float = 0.0
     ramp_s: float = 0.0
     entries_per_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
     price_per_hour: float | None = dataclasses.field(default=None, compare=False)
@@ -99,6 +104,8 @@ def slowest_of(devices: Sequence[Device]) -> Device:
         functions_per_s=min(functions, default=None),
         host_bandwidth=min(d.host_bandwidth for d in devices),
         host_latency_s=max(d.host_latency_s for d in devices),
+        dispatch_s=max(d.dispatch_s for d in devices),
+        xla_dispatch_s=max(d.xla_dispatch_s for d in devices),
         ramp_s=max(d.ramp_s for d in devices),
         entries_per_s={
             op_type: min(d.entries_per_s.get(op_type, math.inf) for d in devices)

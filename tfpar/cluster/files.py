@@ -68,7 +68,8 @@ class _FlopsByDtype(dict[str, _Flops]):
 
 _KEYS = {
     **{"memory_bytes": "memory", "launch_s": "launch", "host_latency_s": "host_latency"},
-    **{"ramp_s": "ramp", "latency_s": "latency", "host_memory_bytes": "host_memory"},
+    **{"dispatch_s": "dispatch", "xla_dispatch_s": "xla_dispatch", "ramp_s": "ramp"},
+    **{"latency_s": "latency", "host_memory_bytes": "host_memory"},
     **{"startup_s": "startup", "step_s": "step", "levels": "level", "nodes": "node"},
 }
 """The keys that are not called as the attributes that they become."""
@@ -111,6 +112,8 @@ class _DeviceTable(_Table, frozen=True, kw_only=True):
     functions_per_s: _Number | None = None
     host_bandwidth: _Rate | None = None
     host_latency_s: _Seconds | None = None
+    dispatch_s: _Seconds | None = None
+    xla_dispatch_s: _Seconds | None = None
     ramp_s: _Seconds | None = None
     price_per_hour: _Number | None = None
     price_source: str = ""

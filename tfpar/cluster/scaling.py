@@ -150,6 +150,8 @@ def _slower_device(device: Device, factor: float) -> Device:
         memory_bandwidth=device.memory_bandwidth / factor,
         launch_s=device.launch_s * factor,
         functions_per_s=None if functions is None else functions / factor,
+        dispatch_s=device.dispatch_s * factor,
+        xla_dispatch_s=device.xla_dispatch_s * factor,
         ramp_s=device.ramp_s * factor,
         entries_per_s={name: rate / factor for name, rate in device.entries_per_s.items()},
     )

@@ -13,7 +13,7 @@ class Cost:
 
     Attributes:
         seconds: the time of a step: `compute_s`, `communication_s`, `exposed_s`, `bubble_s`,
-            `transfer_s` and the cluster's `step_s` together, less `hidden_s`.
+            `transfer_s`, `host_wait_s` and the cluster's `step_s` together, less `hidden_s`.
         compute_s: of the ops of forward, backward and update.
         communication_s: of the collectives that forward, backward and update wait for.
         hidden_s: how long chunks are computed while those of others are in flight
@@ -36,6 +36,8 @@ class Cost:
             from `bubble_s` (`cost.pipeline_cost_model`).
         bubble_s: how long a rank waits for other stages; of several stages, times are those of a
             rank that works most, and bytes of one that stores most.
+        host_wait_s: how long a rank waits for its host to issue ops, beyond what it computes and
+            waits for meanwhile (`Device.dispatch_s`).
         collectives: how many a rank takes part in, packed ones counted as one.
     """
 
@@ -58,6 +60,7 @@ class Cost:
     gathered_bytes: Amount = 0.0
     host_slot_bytes: Amount = 0.0
     host_activation_bytes: Amount = 0.0
+    host_wait_s: Amount = 0.0
 
     @property
     def memory_bytes(self) -> float:

@@ -304,7 +304,8 @@ def bottleneck_cost(
 
     compute = by_phase([price.compute_s for price in working])
     waiting = by_phase([price.waiting_s for price in working])
-    busy = sum(compute) + sum(waiting)
+    host_wait_s = sum(by_phase([price.host_wait_s for price in working]))
+    busy = sum(compute) + sum(waiting) + host_wait_s
     weights = sum(price.weight_bytes for price in holding)
     state = sum(price.state_bytes for price in holding)
     away = [_on_host(prices, schedule, timeline, actor) for actor in actors]
@@ -325,6 +326,7 @@ def bottleneck_cost(
         timeline.peaks[fullest].num_bytes - weights - state,
         bubble_s=max(0.0, timeline.seconds - busy - exposed),
         collectives=sum(price.collectives for price in working),
+        host_wait_s=host_wait_s,
         host_slot_bytes=host_slots,
         host_activation_bytes=host_activations,
     )

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from tfpar.cluster.description import Cluster
 from tfpar.cost.collectives import collective_seconds
 from tfpar.cost.cost import Cost
+from tfpar.cost.host import waiting_for_host
 from tfpar.cost.op_compute import (
     efficiency,
     entries,
@@ -91,7 +92,9 @@ class Pricer:
         self.cluster = self.linked = cluster
         self.roles = roles
         self.trains = BACKWARD in roles.phase.values()
-        self._op_seconds: dict[tuple[OpRule, Decision, bool, InKernel | None], float] = {}
+        device = cluster.device
+        self._dispatch_s = device.xla_dispatch_s if roles.jit_compile else device.dispatch_s
+        self._ops: dict[tuple[OpRule, Decision, bool, InKernel | None], tuple[float, float]] = {}
         self._collective_seconds: dict[tuple[str, tuple[int, ...], float], float] = {}
 
     def zero(self) -> Terms:
@@ -119,10 +122,13 @@ class Pricer:
             times: how often.
         """
         key = rule, decision, ON_HOST in op.attrs, self.roles.in_kernel(op)
-        seconds = self._op_seconds.get(key)
-        if seconds is None:
-            seconds = self._op_seconds[key] = self.op_seconds(op, rule, decision)
+        found = self._ops.get(key)
+        if found is None:
+            dispatch = self._dispatch_s and self._dispatch_s * self.issued(op, decision)
+            found = self._ops[key] = self.op_seconds(op, rule, decision), dispatch
+        seconds, dispatch = found
         terms.compute[phase] += times * seconds
+        terms.dispatch[phase] += times * dispatch
         terms.host_activation_bytes += times * self.kept_on_host(op, decision)
 
     def add_ops(
@@ -176,6 +182,7 @@ class Pricer:
         if when is When.BETWEEN:
             seconds = self.collective_seconds(kind, axes, num_bytes)
             terms.communication[phase] += times * seconds
+            terms.dispatch[phase] += times * self._dispatch_s
             terms.count += times * runs
             packable = PackingKey.of(moved, self.roles, axes, phase, times, runs)
             if packable is not None:
@@ -278,6 +285,18 @@ class Pricer:
         if not multiplied:
             seconds += min(seconds, device.ramp_s)
         return device.launch_s + seconds / alike
+
+    def issued(self, op: Op, decision: Decision) -> float:
+        """Count the ops that the host issues to run one: none for what stays within a kernel of
+        XLA, those of a loop's body for each trip, of a branching those of its longest branch."""
+        inner = [
+            sum(self.issued(each, own) for each, own in body.decisions.items())
+            for body in self._inner(decision)
+        ]
+        if inner:
+            return max(inner) if op.type in BRANCHES else trips(op) * sum(inner)
+        kernel = self.roles.in_kernel(op)
+        return 0 if op.type in FREE or (kernel is not None and not kernel.ends) else 1
 
     def _copy_seconds(self, op: Op, decision: Decision) -> float:
         """Seconds in which what an op on the host gives or takes crosses the link. Nothing is
@@ -398,9 +417,10 @@ class Pricer:
         hideable = self.cluster.overlap * compute[BACKWARD]
         packed = best_buckets(terms, hideable, self.ranks, self.linked)
         waiting = forward, backward, update + packed.after_s
-        seconds = sum(compute) + sum(waiting) + packed.exposed_s + self.cluster.step_s
+        running = sum(compute) + sum(waiting) + packed.exposed_s
+        host_wait_s = waiting_for_host(float(terms.dispatch.sum()), running)
         return Cost(
-            seconds,
+            running + host_wait_s + self.cluster.step_s,
             compute,
             waiting,
             packed.seconds,
@@ -410,6 +430,7 @@ class Pricer:
             terms.state_bytes,
             terms.weight_bytes if self.trains else 0.0,
             terms.activation_bytes,
+            host_wait_s=host_wait_s,
             collectives=round(count) + packed.num_buckets,
             host_slot_bytes=terms.host_slot_bytes,
             host_activation_bytes=terms.host_activation_bytes,

@@ -14,6 +14,7 @@ import operator
 from collections.abc import Mapping, Sequence
 
 from tfpar.cluster.description import Cluster
+from tfpar.cost.host import waiting_for_host
 from tfpar.cost.pipeline_model import StageProfile
 from tfpar.cost.stage_memory import StageMemory
 from tfpar.cost.stage_transfers import ORDER, SliceGather, StageTransfers
@@ -39,6 +40,7 @@ class StageCostBreakdown:
         cost: what is simulated.
         compute_s, waiting_s: of ops, and of the collectives that they wait for, by kind of task
             (F, I, W, U).
+        dispatch_s: in which the host issues these ops, by kind of task.
         weight_bytes, state_bytes: of the variables that lie in it.
         sum_bytes: of its sums of gradients.
         bucket_bytes: of packed gradients.
@@ -49,6 +51,7 @@ class StageCostBreakdown:
     cost: StageProfile
     compute_s: Mapping[str, float]
     waiting_s: Mapping[str, float]
+    dispatch_s: Mapping[str, float]
     weight_bytes: float
     state_bytes: float
     sum_bytes: float
@@ -56,6 +59,11 @@ class StageCostBreakdown:
     collectives: int
     host_slot_bytes: float = 0.0
     host_activation_bytes: float = 0.0
+
+    @property
+    def host_wait_s(self) -> dict[str, float]:
+        """Seconds that a rank waits for its host to issue ops, by kind of task (F, I, W, U)."""
+        return _host_wait_s(self.compute_s, self.waiting_s, self.dispatch_s)
 
 
 def stage_prices(
@@ -141,6 +149,15 @@ class _TaskTerms:
         self.of[kind].compute[_PHASE[kind]] += seconds
 
 
+def _host_wait_s(
+    compute_s: Mapping[str, float], waiting_s: Mapping[str, float], dispatch_s: Mapping[str, float]
+) -> dict[str, float]:
+    return {
+        kind: waiting_for_host(dispatch_s[kind], compute_s[kind] + waiting_s[kind])
+        for kind in ORDER
+    }
+
+
 def _price(step: TaskPartition, tasks: _TaskTerms, memory: StageMemory) -> StageCostBreakdown:
     pricer = tasks.pricer
     tasks.compute(memory.stage)
@@ -154,10 +171,14 @@ def _price(step: TaskPartition, tasks: _TaskTerms, memory: StageMemory) -> Stage
     total = functools.reduce(operator.add, tasks.of.values())
     packed = best_buckets(total, 0.0, pricer.ranks, pricer.linked)
     waiting["U"] += packed.after_s
+    dispatch: dict[str, float] = {
+        kind: float(terms.dispatch.sum()) for kind, terms in tasks.of.items()
+    }
     if memory.recompute:
-        compute["I"] += compute["F"]
-        waiting["I"] += waiting["F"]
-    taken: dict[str, float] = {kind: compute[kind] + waiting[kind] for kind in ORDER}
+        for of_tasks in (compute, waiting, dispatch):
+            of_tasks["I"] += of_tasks["F"]
+    idle = _host_wait_s(compute, waiting, dispatch)
+    taken: dict[str, float] = {kind: compute[kind] + waiting[kind] + idle[kind] for kind in ORDER}
     held = memory.held()
     sums = total.weight_bytes + held.sums if step.trains else 0.0
     cost = StageProfile(
@@ -172,6 +193,7 @@ def _price(step: TaskPartition, tasks: _TaskTerms, memory: StageMemory) -> Stage
         cost,
         compute,
         waiting,
+        dispatch,
         total.weight_bytes,
         total.state_bytes,
         sums,

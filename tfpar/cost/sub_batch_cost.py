@@ -13,9 +13,11 @@ once for each chunk. `chunked_cost` counts both.
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 from tfpar.cluster.description import Cluster
 from tfpar.cost.cost import Cost
+from tfpar.cost.host import waiting_for_host
 from tfpar.cost.liveness import Buffer
 from tfpar.cost.memory import live_peak
 from tfpar.cost.sub_batch_pricing import (
@@ -34,6 +36,19 @@ from tfpar.spec import Mesh, Spec
 
 PhaseSeconds = tuple[float, float, float]
 """Of forward, backward and update."""
+
+
+class PartSeconds(NamedTuple):
+    """Seconds of a step in parts.
+
+    Attributes:
+        compute, waiting: of the ops of all parts, and of the collectives that they wait for.
+        dispatch_s: in which the host issues these ops.
+    """
+
+    compute: PhaseSeconds
+    waiting: PhaseSeconds
+    dispatch_s: float
 
 
 def hidden_by_chunks(compute_s: float, waiting_s: float, chunks: int, overlap: float) -> float:
@@ -62,17 +77,20 @@ def chunked_cost(
         laid: the step on `mesh` with the axis of the chunks behind its own.
     """
     chunks = laid.mesh.shape[-1]
-    compute, waiting = part_seconds(cost, laid, mesh, cluster, roles)
+    compute, waiting, dispatch_s = part_seconds(cost, laid, mesh, cluster, roles)
     hidden = sum(
         hidden_by_chunks(compute[phase], waiting[phase], chunks, cluster.overlap)
         for phase in (FORWARD, BACKWARD)
     )
+    running = sum(compute) + sum(waiting) + cost.exposed_s - hidden
+    host_wait_s = waiting_for_host(dispatch_s, running)
     return dataclasses.replace(
         cost,
-        seconds=sum(compute) + sum(waiting) + cost.exposed_s + cluster.step_s - hidden,
+        seconds=running + host_wait_s + cluster.step_s,
         compute_s=compute,
         communication_s=waiting,
         hidden_s=hidden,
+        host_wait_s=host_wait_s,
     )
 
 
@@ -83,7 +101,7 @@ def part_seconds(
     cluster: Cluster,
     roles: Roles,
     statistics: BatchStatistics = EXACT,
-) -> tuple[PhaseSeconds, PhaseSeconds]:
+) -> PartSeconds:
     """Price ops, and the collectives that they wait for, that run on parts of a rank's batch one
     behind the other; arguments as of `chunked_cost`.
 
@@ -103,9 +121,10 @@ def part_seconds(
         terms.compute[phase] += times * pricer.cut_seconds(moved)
         pricer.add_collective(terms, moved, axes, phase, times)
     compute, (waiting, _) = terms.compute.tolist(), pricer.wait(terms)
-    return (
+    return PartSeconds(
         (compute[FORWARD], compute[BACKWARD], cost.compute_s[UPDATE]),
         (waiting[FORWARD], waiting[BACKWARD], cost.communication_s[UPDATE]),
+        float(terms.dispatch.sum()),
     )
 
 
@@ -132,7 +151,7 @@ def microbatched_cost(
         laid: the step on `mesh` with the axis of the microbatches behind its own.
         statistics: of the batch, those that each microbatch has of its own.
     """
-    compute, waiting = part_seconds(cost, laid, mesh, cluster, roles, statistics)
+    compute, waiting, dispatch_s = part_seconds(cost, laid, mesh, cluster, roles, statistics)
     step = TaskPartition(laid, roles, dict.fromkeys(laid.graph.ops, 0), 1, statistics=statistics)
     pricer = _WithJoins(step, cluster)
     moved = [c for c in laid.communications(roles.wire_dtypes) if c.op in step.runs.each]
@@ -141,13 +160,16 @@ def microbatched_cost(
     most = live_peak(laid, pricer, cost.bucket_bytes, show=0)
     kept = [b for b in step.joined if roles.phase[b[0].op] == FORWARD and _is_read_back(b, step)]
     others = sum(map(pricer.of_others, kept))
+    running = sum(compute) + sum(waiting) + cost.gradients_s
+    host_wait_s = waiting_for_host(dispatch_s, running)
     return dataclasses.replace(
         cost,
-        seconds=sum(compute) + sum(waiting) + cost.gradients_s + cluster.step_s,
+        seconds=running + host_wait_s + cluster.step_s,
         compute_s=compute,
         communication_s=waiting,
         exposed_s=cost.gradients_s,
         hidden_s=0.0,
+        host_wait_s=host_wait_s,
         activation_bytes=cost.activation_bytes / step.microbatches + others,
         copied_bytes=cost.copied_bytes / step.microbatches,
         host_activation_bytes=cost.host_activation_bytes / step.microbatches,

@@ -68,6 +68,7 @@ class Terms:
         compute: seconds of ops, by phase (a view, to be added to).
         communication: seconds of collectives that are waited for, each by itself, by phase (a
             view).
+        dispatch: seconds in which the host issues these ops, by phase (a view).
         count: how many collectives these are.
         together: those of them that are packed where several run at the same time.
         activation_bytes: of what the forward pass makes and the backward pass reads.
@@ -82,15 +83,16 @@ class Terms:
 
     compute = _ByPhase(0)
     communication = _ByPhase(3)
-    count = _Number(6)
-    activation_bytes = _Number(7)
-    weight_bytes = _Number(8)
-    state_bytes = _Number(9)
-    host_slot_bytes = _Number(10)
-    host_activation_bytes = _Number(11)
+    dispatch = _ByPhase(6)
+    count = _Number(9)
+    activation_bytes = _Number(10)
+    weight_bytes = _Number(11)
+    state_bytes = _Number(12)
+    host_slot_bytes = _Number(13)
+    host_activation_bytes = _Number(14)
 
-    _SECONDS = slice(0, 6)
-    _PACKED = slice(12, None)
+    _SECONDS = slice(0, 9)
+    _PACKED = slice(15, None)
 
     def __init__(self, num_axes: int) -> None:
         self.vector = np.zeros(self._PACKED.start + len(_WHENS) * len(PACKED_KINDS) * 2**num_axes)
@@ -162,7 +164,8 @@ class Terms:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        found = [f"{name}={getattr(self, name)}" for name in ("compute", "communication")]
+        seconds = ("compute", "communication", "dispatch")
+        found = [f"{name}={getattr(self, name)}" for name in seconds]
         found += [f"{name}={getattr(self, name):g}" for name in ("count", "activation_bytes")]
         found += [f"{name}={getattr(self, name):g}" for name in ("weight_bytes", "state_bytes")]
         found += [f"{when.name.lower()}={self.packed(when)}" for when in _WHENS]

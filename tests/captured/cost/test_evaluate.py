@@ -385,6 +385,25 @@ def test_a_step_costs_what_starts_it():
     assert started.seconds == pytest.approx(plain.seconds + 1e-3)
 
 
+def test_a_device_waits_for_a_host_that_issues_ops_more_slowly_than_it_runs_them():
+    plan = plan_from_constraints(mlp(), FOUR)
+    partitioned = partition(mlp(), plan)
+    roles = Roles.of(partitioned.graph)
+    plain = evaluate(partitioned, CLUSTER, roles)
+    assert plain.host_wait_s == 0
+    slow = evaluate(partitioned, CLUSTER.with_device(dispatch_s=1.0), roles)
+    assert slow.compute_s == plain.compute_s and slow.exposed_s == plain.exposed_s
+    assert slow.seconds == pytest.approx(plain.seconds + slow.host_wait_s)
+    issued = round(slow.seconds)  # a second each, while the device computes
+    assert slow.seconds == pytest.approx(issued, abs=0.1) and 10 < issued < 60
+    ahead = evaluate(partitioned, CLUSTER.with_device(dispatch_s=plain.seconds / 9 / issued), roles)
+    assert 1 < ahead.seconds / plain.seconds < 1.02
+    compiled = Roles.of(partitioned.graph, jit_compile=True)
+    machines = CLUSTER.with_device(dispatch_s=1.0, xla_dispatch_s=0.1)
+    kernels = evaluate(partitioned, machines, compiled).seconds * 10
+    assert kernels < 0.8 * issued, "elementwise ops of one kernel start once"
+
+
 def test_in_one_memory_all_compute_together_what_is_alike():
     """Nothing is split: each of four ranks would compute and store the same."""
     plan = plan_from_constraints(mlp(), FOUR, [tap.batch()])

@@ -89,6 +89,24 @@ class MadeUp:
         return times
 
 
+class Issued(MadeUp):
+    """The same, of devices whose ops their hosts issue: chains take the longer of both."""
+
+    dispatch_s, xla_dispatch_s = 2e-4, 3e-6
+
+    def by_rank(self, chain, allowed_s):
+        if any(op.type == "PartitionedCall" for op in chain(8).graph.ops):
+            return [self.xla_dispatch_s for _ in self.ranks]
+        return super().by_rank(chain, allowed_s)
+
+    def whole_by_rank(self, program, allowed_s):
+        found = super().whole_by_rank(program, allowed_s)
+        computes = any(op.type in self.computing for op in program.graph.ops)
+        return [max(seconds, self.dispatch_s) if computes else seconds for seconds in found]
+
+    computing = {"MatMul", "AddV2", "Mul", "Sqrt", "Sum", *FUNCTION_TYPES, *AS_FAST_AS_MEMORY}
+
+
 class Missing(MadeUp):
     """The same, of ranks that wait for each other where they compute in between."""
 
@@ -101,9 +119,10 @@ class Missing(MadeUp):
         return [seconds + self.wait_s * waits for seconds in found]
 
 
-def calibrated(paces, links, timer=MadeUp):
+def calibrated(paces, links, timer=MadeUp, **facts):
     mesh = Mesh.of([len(paces), 1])
-    found = measure(mesh, MachineInfo(len(paces), "CPU", 1e9), timer(paces, links), ON_CPU, str)
+    machine = MachineInfo(len(paces), "CPU", 1e9, **facts)
+    found = measure(mesh, machine, timer(paces, links), ON_CPU, str)
     assert cluster_of(describe(found)) == found  # its file says all of it
     return found
 
@@ -126,6 +145,22 @@ def test_a_slow_machine_and_a_slow_link_are_found():
     for pair, bandwidth in (((0, 2), LINK), ((2, 3), LINK), ((1, 2), LINK / 5)):
         seconds = transfer_seconds([pair], 1e7, found)
         assert seconds == pytest.approx(START_S + 1e7 / bandwidth, rel=0.05)
+
+
+def test_how_long_a_host_issues_an_op_is_told_from_what_the_device_takes():
+    device = calibrated((1, 1), (LINK, LINK), Issued, compiles=lambda op: True).device
+    assert device.dispatch_s == pytest.approx(Issued.dispatch_s, rel=0.01)
+    assert device.xla_dispatch_s == pytest.approx(Issued.xla_dispatch_s, rel=0.01)
+    assert device.launch_s == pytest.approx(LAUNCH_S, abs=LAUNCH_S)
+    assert device.flops["float32"] == pytest.approx(FLOPS, rel=0.05)
+    assert device.memory_bandwidth == pytest.approx(MEMORY, rel=0.05)
+    assert "Tile" not in device.entries_per_s
+
+
+def test_an_op_of_a_device_in_host_memory_starts_when_the_one_before_has_ended():
+    device = calibrated((1, 1), (LINK, LINK), host_bandwidth=math.inf).device
+    assert (device.dispatch_s, device.xla_dispatch_s) == (0.0, 0.0)
+    assert device.launch_s == pytest.approx(LAUNCH_S, rel=0.05)
 
 
 def test_groups_of_fast_links_are_priced_apart():

@@ -22,6 +22,7 @@ from tfpar.progress import reporting
 from tfpar.settings import MeshLike
 from tfpar.spec import Mesh, TfparError, arguments
 from tfpar.tf.distributed.world import World, on_first, this_world
+from tfpar.tf.interop import XlaKernels
 from tfpar.tf.runtime.detect import detect_cluster, every_rank
 from tfpar.tf.runtime.devices import memory_of
 from tfpar.tf.runtime.ranks import Ranks
@@ -96,7 +97,8 @@ def _machine(mesh: Mesh, ranks: Ranks) -> MachineInfo:
         job, one_memory = ranks.world.job, False
         nodes = job.nodes if job.nodes * job.local_size == mesh.size else 1
     link = detected.host_bandwidth
-    return MachineInfo(nodes, detected.name, detected.memory_bytes, one_memory, link, host)
+    name, memory, compiles = detected.name, detected.memory_bytes, XlaKernels(ranks.devices[0])
+    return MachineInfo(nodes, name, memory, one_memory, link, host, compiles)
 
 
 # --- measurement ----------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from tfpar.cluster.description import Device
 from tfpar.ir.graph import itemsize
 from tfpar.jobs.calibration import fit
 from tfpar.jobs.calibration.kernels import FUNCTIONS, Kernel, kernels_of
-from tfpar.jobs.calibration.programs import chain_of, elementwise, product
+from tfpar.jobs.calibration.programs import chain_of, elementwise, product, xla_chain_of
 from tfpar.jobs.calibration.timing import Chain, Timer
 from tfpar.jobs.calibration.workload import ALIKE, MachineInfo, Sizes, Tell
 from tfpar.spec import Mesh
@@ -19,6 +19,7 @@ _LAUNCHED = ("AddV2", "Mul")
 _FEW = 8  # elements of an op of which only the start takes time
 _HALF = ("bfloat16", "float16")
 _ELEMENTWISE = (("AddV2", 2), ("Mul", 2), ("Sqrt", 1))  # and number of operands
+_SMALL_SIDE = 32  # of a product of which only the start takes time
 _SLOWER = 1.1  # than expected: less is noise
 
 
@@ -34,7 +35,7 @@ def devices_of(
     Args:
         reserve_s: what shall be left of the budget, in seconds.
     """
-    chains = _ops(mesh, sizes)
+    chains = _ops(mesh, sizes, machine)
     share_s = max(timer.left_s - reserve_s, 0.0) / sum(map(len, chains.values()))
     times: list[dict[str, list[float]]] = [{} for _ in range(mesh.size)]
     for what, some in chains.items():
@@ -55,10 +56,10 @@ def devices_of(
     return [found[kind] for kind in kind_of]
 
 
-def _ops(mesh: Mesh, sizes: Sizes) -> dict[str, list[Chain]]:
+def _ops(mesh: Mesh, sizes: Sizes, machine: MachineInfo) -> dict[str, list[Chain]]:
     """List the chains to time on a device, by what they measure."""
     square = (sizes.half_side,) * 3
-    return {
+    chains = {
         "ops": [_elementwise(mesh, op, 2, _FEW) for op in _LAUNCHED],
         "matrix products": [_products(mesh, s, "float32") for s in sizes.sides],
         "products in 16 bits": [_products(mesh, square, dtype) for dtype in _HALF],
@@ -77,6 +78,9 @@ def _ops(mesh: Mesh, sizes: Sizes) -> dict[str, list[Chain]]:
             if k.without is not None
         ],
     }
+    if machine.issues_ahead and machine.compiles is not None:
+        chains["kernels of XLA"] = [xla_chain_of(mesh, _SMALL_SIDE, machine.compiles)]
+    return chains
 
 
 def _slowest(times: Sequence[dict[str, list[float]]]) -> dict[str, list[float]]:
@@ -95,19 +99,24 @@ def _alike(one: dict[str, list[float]], other: dict[str, list[float]]) -> bool:
 
 def _device(times: dict[str, list[float]], sizes: Sizes, machine: MachineInfo) -> Device:
     """The device that takes so long for `_ops`."""
-    launch_s = statistics.median(times["ops"])
-    products = times["matrix products"]
-    peak, half_size = fit.product_rate(sizes.sides, products, launch_s)
-    flops = {"float32": peak}
-    whole_s = products[list(sizes.sides).index((sizes.half_side,) * 3)]
-    for dtype, half_s in zip(_HALF, times["products in 16 bits"], strict=True):
-        flops[dtype] = peak * max(whole_s - launch_s, 1e-9) / max(half_s - launch_s, 1e-9)
+    issued_s = launch_s = statistics.median(times["ops"])
+    dispatch_s = issued_s if machine.issues_ahead else 0.0
     moved = [
         (operands + 1) * count * itemsize("float32")
         for count in sizes.elements
         for _, operands in _ELEMENTWISE
     ]
-    bandwidth, ramp_s = fit.memory_rate(moved, times["memory"], launch_s)
+    in_memory = fit.longer_than(dispatch_s, moved, times["memory"])
+    if machine.issues_ahead:
+        launch_s = min(issued_s, fit.alpha_beta(*in_memory)[0])
+    products = times["matrix products"]
+    timed = fit.longer_than(dispatch_s, sizes.sides, products)
+    peak, half_size = fit.product_rate(*timed, launch_s)
+    flops = {"float32": peak}
+    whole_s = products[list(sizes.sides).index((sizes.half_side,) * 3)]
+    for dtype, half_s in zip(_HALF, times["products in 16 bits"], strict=True):
+        flops[dtype] = peak * max(whole_s - launch_s, 1e-9) / max(half_s - launch_s, 1e-9)
+    bandwidth, ramp_s = fit.memory_rate(*in_memory, launch_s)
     functions = statistics.median(
         kernel.entries / max(seconds - launch_s, 1e-9)
         for kernel, seconds in zip(_kernels(sizes), times["kernels"], strict=True)
@@ -122,13 +131,20 @@ def _device(times: dict[str, list[float]], sizes: Sizes, machine: MachineInfo) -
         machine.name,
         functions,
         machine.host_bandwidth,
+        dispatch_s=dispatch_s,
+        xla_dispatch_s=max(times.get("kernels of XLA", [0.0])),
         ramp_s=ramp_s,
-        entries_per_s=_rates(times, sizes, launch_s, bandwidth, ramp_s),
+        entries_per_s=_rates(times, sizes, dispatch_s, launch_s, bandwidth, ramp_s),
     )
 
 
 def _rates(
-    times: dict[str, list[float]], sizes: Sizes, launch_s: float, bandwidth: float, ramp_s: float
+    times: dict[str, list[float]],
+    sizes: Sizes,
+    dispatch_s: float,
+    launch_s: float,
+    bandwidth: float,
+    ramp_s: float,
 ) -> dict[str, float]:
     """Compute the rates, in entries a second, of kernels that are slower than expected, by op type.
 
@@ -138,7 +154,8 @@ def _rates(
     without = iter(times["kernels without"])
     for kernel, taken_s in zip(_kernels(sizes), times["kernels"], strict=True):
         if kernel.without is None:
-            expected_s = launch_s + fit.add_ramp(kernel.moved_bytes / bandwidth, ramp_s)
+            running_s = launch_s + fit.add_ramp(kernel.moved_bytes / bandwidth, ramp_s)
+            expected_s = max(running_s, dispatch_s)
             own_s = fit.remove_ramp(max(taken_s - launch_s, 0.0), ramp_s)
         else:
             expected_s = next(without)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -15,10 +16,12 @@ UNMEASURABLE = 1e15
 _ROUNDS = 30
 _SMALL = 0.02  # residuals below count alike
 _LEAST_PART = 0.1  # of a time is not the start
+_CLEARLY = 1.5
 _RAMPS = (0.0, *(1e-6 * 2.0 ** (k / 2) for k in range(21)))  # to 1 ms
 _HALF_SIZES = (0.0, *(2.0 ** (k / 4) for k in range(45)))  # to 2048
 
 Sides = tuple[int, int, int]
+T = TypeVar("T")
 
 
 def alpha_beta(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
@@ -46,6 +49,17 @@ def _not_negative(rows: np.ndarray, wanted: np.ndarray) -> tuple[float, float]:
     alone = [max(float(c @ wanted / (c @ c)), 0.0) for c in rows.T]
     candidates = [(alone[0], 0.0), (0.0, alone[1])]
     return min(candidates, key=lambda x: float(np.sum((rows @ x - wanted) ** 2)))
+
+
+def longer_than(
+    dispatch_s: float, what: Sequence[T], seconds: Sequence[float]
+) -> tuple[list[T], list[float]]:
+    """Return the ops that took clearly longer than a host takes to issue one, and their seconds: of
+    the others a chain says how fast the host is. All, if fewer than two are left."""
+    found = [(w, t) for w, t in zip(what, seconds, strict=True) if t > _CLEARLY * dispatch_s]
+    if len(found) < 2:
+        return list(what), list(seconds)
+    return [w for w, _ in found], [t for _, t in found]
 
 
 def product_rate(

@@ -13,6 +13,7 @@ from typing import Any
 from tfpar.cluster.network import Groups
 from tfpar.compile.local.local_graph import LocalProgram
 from tfpar.compile.local.transfers import recv, send
+from tfpar.compile.local.xla_regions import Compiles, compile_regions
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import DType, Op, Tensor, itemsize
 from tfpar.spec import Mesh, Shard
@@ -91,6 +92,26 @@ class Chains:
             return self._build.one("Range", (zero, end, one), shape, dtype, {"Tidx": DType(dtype)})
         attrs = {"T": DType(dtype), "index_type": DType("int32")}
         return self._build.one("Fill", (self._build.shape_const(shape), one), shape, dtype, attrs)
+
+
+def xla_chain_of(mesh: Mesh, side: int, compiles: Compiles) -> Callable[[int], LocalProgram]:
+    """Makes a program of so many square matrix products, each of the last one's result, that XLA
+    compiles as one: it starts a kernel for each.
+
+    Args:
+        compiles: which ops XLA compiles.
+    """
+
+    def of_the_last(build: GraphBuilder, operands: Sequence[Tensor], after: Sequence[Op]) -> Op:
+        before = after[0].outputs[0] if after else operands[0]
+        return product(build, (before, operands[1]), ())
+
+    def made(length: int) -> LocalProgram:
+        program = chain_of(mesh, of_the_last, [(side, side)] * 2)(length)
+        compile_regions(program.graph, compiles)
+        return program
+
+    return made
 
 
 def chain_of(

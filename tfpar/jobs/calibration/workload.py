@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 
 from tfpar.cluster.description import HOST_BANDWIDTH
+from tfpar.compile.local.xla_regions import Compiles
 
 Tell = Callable[[str], object]
 """Is told what is measured next."""
@@ -75,6 +77,7 @@ class MachineInfo:
         one_memory: see `Cluster`.
         host_bandwidth: see `Device`.
         host_memory_bytes: see `Node`.
+        compiles: which ops XLA compiles for a device; None: XLA is not measured.
     """
 
     nodes: int
@@ -83,3 +86,10 @@ class MachineInfo:
     one_memory: bool = False
     host_bandwidth: float = HOST_BANDWIDTH
     host_memory_bytes: float | None = None
+    compiles: Compiles | None = None
+
+    @property
+    def issues_ahead(self) -> bool:
+        """Whether a host issues the ops of its devices while these compute: where both are one
+        CPU, an op starts when the one before it has ended."""
+        return math.isfinite(self.host_bandwidth)

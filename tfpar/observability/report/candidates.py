@@ -23,6 +23,7 @@ COLUMNS = (
     "Gradients",
     "Transfers",
     "Bubble",
+    "Host",
     "Memory",
     "Why not",
 )
@@ -33,20 +34,28 @@ def rivals_table(candidates: Sequence[CandidateSummary]) -> str:
 
     Collectives are what forward and backward pass and update wait for; gradients are what is not
     hidden of their sums, transfers what a rank waits for what other stages send, and the bubble
-    what it waits for their work.
+    what it waits for their work. The host is what it waits for ops to be issued; the column is left
+    out where none waits for that.
     """
     plan = next(c for c in candidates if c.kind == "plan")
-    rows = [["(taken)", *_cells(plan), ""]]
-    rows += [[c.name, *_cells(c), c.why] for c in candidates if c.kind == "pipeline"]
-    return render_table("Pipelines that were compared", COLUMNS, rows, numeric=range(1, 8))
+    rivals = [c for c in candidates if c.kind == "pipeline"]
+    rows = [["(taken)", *_cells(plan), ""], *([c.name, *_cells(c), c.why] for c in rivals)]
+    columns = list(COLUMNS)
+    if not any(part.name == "host" for c in (plan, *rivals) for part in c.parts):
+        at = columns.index("Host")
+        for row in (columns, *rows):
+            del row[at]
+    return render_table(
+        "Pipelines that were compared", columns, rows, numeric=range(1, len(columns) - 1)
+    )
 
 
 def _cells(candidate: CandidateSummary) -> list[str]:
     if candidate.seconds is None or candidate.memory_bytes is None:
-        return [""] * 7
+        return [""] * 8
     parts = {part.name: part.seconds for part in candidate.parts}
     waited = parts.get("collectives", 0.0) + parts.get("hidden", 0.0)
-    others = [parts.get(name, 0.0) for name in ("gradients", "transfers", "bubble")]
+    others = [parts.get(name, 0.0) for name in ("gradients", "transfers", "bubble", "host")]
     seconds = [candidate.seconds, parts.get("compute", 0.0), waited, *others]
     return [*map(format_seconds, seconds), format_bytes(candidate.memory_bytes)]
 
@@ -122,6 +131,7 @@ def _seconds(cost: Cost) -> dict[str, float]:
         "gradients": cost.exposed_s,
         "transfers": cost.transfer_s,
         "the bubble": cost.bubble_s,
+        "the host": cost.host_wait_s,
     }
 
 

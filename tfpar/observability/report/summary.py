@@ -119,6 +119,9 @@ def _prediction(report: Report) -> Iterator[str]:
         text += f"; {waited} are spent waiting for other stages"
         if cost.transfer_s:
             text += f", {format_seconds(cost.transfer_s)} of it for what they send"
+    if cost.host_wait_s:
+        text += f"; for {format_seconds(cost.host_wait_s)} devices wait for their host to issue ops"
+        text += " (jit_compile=True or a larger batch would shorten that)"
     yield f"{text}."
     limit = "inf B" if machines.memory_limit is None else format_bytes(machines.memory_limit)
     yield (

@@ -109,7 +109,9 @@ def _draw_step(own: _Set, report: Report, layers: _Layers) -> None:
     at = layers.draw(own, report.layers, "forward", at, hidden)
     at = layers.draw(own, report.layers[::-1], "backward", at, hidden) + cost.exposed_s
     _draw_gradients(own, layers.beside(report.layers), at)
-    layers.draw(own, report.layers, "update", at, 0.0)
+    at = layers.draw(own, report.layers, "update", at, 0.0)
+    if cost.host_wait_s:
+        own.draw("compute", "waits for the host", at, at + cost.host_wait_s, "step")
 
 
 def _draw_gradients(own: _Set, sums: Sequence[Collective], end: float) -> None:

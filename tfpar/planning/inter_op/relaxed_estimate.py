@@ -117,6 +117,7 @@ def estimate_relaxed(
         exposed_s=(cost.exposed_s + more) / actors,
         hidden_s=hidden,
         bubble_s=bubble,
+        host_wait_s=cost.host_wait_s if pipeline is None else 0.0,
         weight_bytes=cost.weight_bytes / actors,
         state_bytes=(always - cost.weight_bytes) / actors,
         gradient_bytes=cost.gradient_bytes / actors,

@@ -9,7 +9,7 @@ import pytest
 from tests.planning.inter_op.three_d.tables import cluster, equal_layers
 from tfpar.planning.inter_op.three_d.assign import balance_microbatches
 from tfpar.planning.inter_op.three_d.cost_model import analytic_seconds, simulate_strategy
-from tfpar.planning.inter_op.three_d.cost_table import LayerCostTable
+from tfpar.planning.inter_op.three_d.cost_table import LayerCostTable, Passes
 from tfpar.planning.inter_op.three_d.memory import fits, stored_bytes
 from tfpar.planning.inter_op.three_d.problem import StrategyProblem
 from tfpar.planning.inter_op.three_d.strategy import MemoryOptions, Strategy3D
@@ -17,6 +17,7 @@ from tfpar.planning.inter_op.three_d.strategy_cost import strategy_cost
 from tfpar.spec import ArgumentError, PlanError
 
 ALIKE = {"fast": 1.0}
+LAYOUTS = ((4, 1), (2, 2), (1, 4))
 FOUR = cluster(("fast", 2, 100.0, 10.0), ("fast", 2, 100.0, 10.0))
 
 
@@ -60,6 +61,34 @@ def test_the_parts_of_a_strategy_are_those_of_its_busiest_actor():
     assert parts == pytest.approx(cost.seconds)
     assert cost.bubble_s == pytest.approx(2 * (3 / 2 + 2 * 1 / 2)), "of one microbatch"
     assert cost.memory_bytes == pytest.approx(max(stored_bytes(given, found)))
+
+
+def issued(forward, backward):
+    return {"dispatch_s": {"fast": Passes(forward, backward)}}
+
+
+def test_a_task_takes_as_long_as_its_ops_take_to_be_issued():
+    """A layer computes for 1 and 2 s; its host needs 3 and 1 s. A tenth of the shorter is not
+    hidden."""
+    found = Strategy3D(1, 1, 1, (1, 1, 1, 1))
+    given = model(**issued(3.0, 1.0))
+    assert simulate_strategy(given, found).seconds == pytest.approx((8 + 3) * (3.1 + 2.1))
+    again = dataclasses.replace(found, memory=MemoryOptions(recompute=True))
+    given = model(**issued(3.0, 1.0), input_bytes=0.0)
+    assert simulate_strategy(given, again).seconds == pytest.approx((8 + 3) * (3.1 + 4.3))
+    cost = strategy_cost(given, again)
+    assert cost.host_wait_s == pytest.approx(8 * (2.1 + 1.3)) and sum(cost.compute_s) == 8 * (1 + 3)
+    parts = sum(cost.compute_s) + sum(cost.communication_s) + cost.exposed_s + cost.bubble_s
+    assert parts + cost.host_wait_s == pytest.approx(cost.seconds)
+
+
+def test_each_rank_updates_its_part_of_the_weights():
+    given = model(update_s={"fast": 4.0})
+    times = [simulate_strategy(given, Strategy3D(*degrees, 1, (4,))).seconds for degrees in LAYOUTS]
+    bare = [
+        simulate_strategy(model(), Strategy3D(*degrees, 1, (4,))).seconds for degrees in LAYOUTS
+    ]
+    assert [a - b for a, b in zip(times, bare, strict=True)] == pytest.approx([16, 8, 4])
 
 
 def test_tensor_ranks_are_best_within_a_machine():

@@ -117,6 +117,7 @@ def parts_of(cost: PricedCost, step_s: float) -> tuple[PartOfStep, ...]:
         "gradients": cost.exposed_s,
         "transfers": cost.transfer_s,
         "bubble": cost.bubble_s,
+        "host": cost.host_wait_s,
         "start": step_s,
     }
     return tuple(PartOfStep(name, seconds) for name, seconds in found.items() if seconds)

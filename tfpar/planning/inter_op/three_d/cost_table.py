@@ -86,6 +86,17 @@ class Passes(NamedTuple):
     forward: float
     backward: float
 
+    def plus(self, other: Passes, times: float = 1) -> Passes:
+        """Add those of others, so many times."""
+        return Passes(self.forward + times * other.forward, self.backward + times * other.backward)
+
+    def recomputed(self) -> Passes:
+        """With the forward pass once more in the backward pass."""
+        return Passes(self.forward, self.backward + self.forward)
+
+
+NO_TIME = Passes(0.0, 0.0)
+
 
 class LayerExchange(NamedTuple):
     """A collective that all groups of a stage's ranks take part in.
@@ -121,6 +132,7 @@ class LayerCost:
         sent_bytes, returned_bytes: that a rank sends of a microbatch to the next stage, if that
             begins behind the layer, and gets back of it.
         host_bytes: that a rank has in host memory: they come to the device and go back once a step.
+        dispatch_s: in which a host issues the ops of a microbatch, by device; 0 of others.
     """
 
     sizes: tuple[int, ...]
@@ -137,6 +149,7 @@ class LayerCost:
     sent_bytes: float = 0.0
     returned_bytes: float = 0.0
     host_bytes: float = 0.0
+    dispatch_s: Mapping[str, Passes] = dataclasses.field(default_factory=dict)
 
 
 class Kind(Protocol):
@@ -229,6 +242,8 @@ class LayerType:
         slot_bytes: of `fixed_bytes`, what the optimizer alone reads, which copies can share out.
         weight_bytes: of the whole layer, that they then gather once a step.
         experts: those of the layer; None: it has none.
+        update_s: in which a device updates the weights of the whole layer, by device.
+        dispatch_s: in which a host issues the ops of a microbatch, by device.
     """
 
     seconds: Mapping[ProfileKey, Passes]
@@ -241,14 +256,21 @@ class LayerType:
     slot_bytes: float = 0.0
     weight_bytes: float = 0.0
     experts: Experts | None = None
+    update_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    dispatch_s: Mapping[str, Passes] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for case, passes in self.seconds.items():
             for name, value in passes._asdict().items():
                 finite(f"seconds[{tuple(case)}].{name}", value)
-        for field in dataclasses.fields(self)[1:-1]:
-            if getattr(self, field.name) is not None:
-                finite(field.name, getattr(self, field.name))
+        for device, passes in self.dispatch_s.items():
+            for name, value in passes._asdict().items():
+                finite(f"dispatch_s[{device!r}].{name}", value)
+        for device, seconds in self.update_s.items():
+            finite(f"update_s[{device!r}]", seconds)
+        for name in _NUMBERS:
+            if getattr(self, name) is not None:
+                finite(name, getattr(self, name))
         if self.slot_bytes > self.fixed_bytes:
             raise argument_error(
                 "slot_bytes", self.slot_bytes, f"{self.fixed_bytes:g} at most, all bytes"
@@ -315,6 +337,7 @@ class LayerType:
             exchanged,
             sums,
             gathers,
+            {device: seconds * self._updated(layout) for device, seconds in self.update_s.items()},
             together=1 if self.experts is None else layout.experts,
             fixed_bytes=self._held_bytes(layout) - away,
             kept_bytes=kept,
@@ -322,7 +345,12 @@ class LayerType:
             sent_bytes=sent,
             returned_bytes=sent,
             host_bytes=away,
+            dispatch_s=self.dispatch_s,
         )
+
+    def _updated(self, layout: LayerLayout) -> float:
+        """The part of its slots that a rank has, and so of its weights that it updates."""
+        return self._slot_bytes(layout) / self.slot_bytes if self.slot_bytes else 1 / layout.tensor
 
     def _exchanged(self, layout: LayerLayout) -> tuple[LayerExchange, ...]:
         """In a pass of a microbatch: tensor ranks sum, and tokens go to their experts and back."""
@@ -389,6 +417,18 @@ def _along_copies(
     if layout.experts == 1:
         return (LayerExchange(kind, (GROUPS,), dense + own),)
     return LayerExchange(kind, (GROUPS, EXPERTS), dense), LayerExchange(kind, (GROUPS,), own)
+
+
+_NUMBERS = (
+    "fixed_bytes",
+    "gradient_bytes",
+    "kept_bytes",
+    "reduced_bytes",
+    "sent_bytes",
+    "input_bytes",
+    "slot_bytes",
+    "weight_bytes",
+)
 
 
 @dataclasses.dataclass(frozen=True)

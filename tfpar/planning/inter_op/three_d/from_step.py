@@ -284,12 +284,7 @@ class _Counted:
             found.append(
                 LayerCost(
                     sizes,
-                    {
-                        name: Passes(
-                            price.compute_s["F"], price.compute_s["I"] + price.compute_s["W"]
-                        )
-                        for name, price in prices.items()
-                    },
+                    {name: _passes(price.compute_s) for name, price in prices.items()},
                     self.forward[layer],
                     self.backward[layer],
                     sums,
@@ -302,6 +297,7 @@ class _Counted:
                     self.sent[layer],
                     self.returned[layer],
                     away,
+                    {name: _passes(price.dispatch_s) for name, price in prices.items()},
                 )
             )
         return found
@@ -315,11 +311,16 @@ class _Counted:
             if layout.recompute:
                 plain = self._priced(name, part, layout._replace(recompute=False))
                 prices = [
-                    dataclasses.replace(price, compute_s=one.compute_s)
+                    dataclasses.replace(price, compute_s=one.compute_s, dispatch_s=one.dispatch_s)
                     for price, one in zip(prices, plain, strict=True)
                 ]
             self._prices[key] = prices
         return self._prices[key]
+
+
+def _passes(seconds: Mapping[str, float]) -> Passes:
+    """By kind of task."""
+    return Passes(seconds["F"], seconds["I"] + seconds["W"])
 
 
 def _is_sum(exchange: LayerExchange) -> bool:

@@ -3,6 +3,8 @@ not planned."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from tfpar.cost.cost import Cost
 from tfpar.planning.inter_op.three_d.cost_model import simulate_strategy
 from tfpar.planning.inter_op.three_d.memory import fixed_bytes, stored_bytes
@@ -10,8 +12,8 @@ from tfpar.planning.inter_op.three_d.problem import StrategyProblem
 from tfpar.planning.inter_op.three_d.strategy import Strategy3D
 from tfpar.planning.inter_op.three_d.time_terms import (
     computed_passes,
-    passes_of_copies,
     sync_seconds,
+    times_of_copies,
     update_seconds,
 )
 
@@ -30,7 +32,7 @@ def strategy_cost(model: StrategyProblem, strategy: Strategy3D) -> Cost:
     stored = stored_bytes(model, strategy)
     fullest = max(range(strategy.actors), key=stored.__getitem__)
     fixed = fixed_bytes(model, strategy, fullest)
-    compute, exchanged, exposed = found
+    compute, exchanged, exposed, host_wait_s = found
     return Cost(
         seconds,
         compute,
@@ -41,33 +43,43 @@ def strategy_cost(model: StrategyProblem, strategy: Strategy3D) -> Cost:
         state_bytes=fixed,
         live_bytes=stored[fullest] - fixed,
         bubble_s=max(0.0, seconds - _busy(found)),
+        host_wait_s=host_wait_s,
     )
 
 
 _Times = tuple[float, float, float]
 
 
-def _of_actor(
-    model: StrategyProblem, strategy: Strategy3D, actor: int
-) -> tuple[_Times, _Times, float]:
-    """Seconds that an actor computes, by phase, that it exchanges, and that sums of gradients are
-    waited for."""
+class _ActorTimes(NamedTuple):
+    """Seconds of an actor in a step: that it computes and exchanges, by phase, that it waits for
+    sums of gradients, and for its host."""
+
+    compute: _Times
+    exchanged: _Times
+    exposed: float
+    host_wait_s: float
+
+
+def _of_actor(model: StrategyProblem, strategy: Strategy3D, actor: int) -> _ActorTimes:
     count = max(model.microbatches(strategy))
-    forward = backward = update = sent_forward = sent_backward = exposed = 0.0
+    forward = backward = update = sent_forward = sent_backward = exposed = host_wait_s = 0.0
     for stage in strategy.stages_of(actor):
         run = strategy.runs[stage]
         own = computed_passes(model, strategy, stage)
-        copies = passes_of_copies(model, model.cluster, strategy, stage, run)
+        copies = times_of_copies(model, model.cluster, strategy, stage, run)
+        running = max((copy.running for copy in copies), key=sum)
         forward += count * own.forward
         backward += count * own.backward
-        sent_forward += count * max(0.0, max(p.forward for p in copies) - own.forward)
-        sent_backward += count * max(0.0, max(p.backward for p in copies) - own.backward)
+        sent_forward += count * max(0.0, running.forward - own.forward)
+        sent_backward += count * max(0.0, running.backward - own.backward)
+        slowest = max(sum(copy.taken) for copy in copies)
+        host_wait_s += count * max(0.0, slowest - sum(running))
         updating = update_seconds(model, strategy, stage)
         update += updating
         exposed += sync_seconds(model, model.cluster, strategy, stage) - updating
-    return (forward, backward, update), (sent_forward, sent_backward, 0.0), exposed
+    compute, exchanged = (forward, backward, update), (sent_forward, sent_backward, 0.0)
+    return _ActorTimes(compute, exchanged, exposed, host_wait_s)
 
 
-def _busy(found: tuple[_Times, _Times, float]) -> float:
-    compute, exchanged, exposed = found
-    return sum(compute) + sum(exchanged) + exposed
+def _busy(found: _ActorTimes) -> float:
+    return sum(found.compute) + sum(found.exchanged) + found.exposed + found.host_wait_s

@@ -7,12 +7,15 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from tfpar.cluster.description import Cluster, Device, Node
 from tfpar.cluster.network import transfer_link
 from tfpar.cost.collectives import collective_seconds, transfer_seconds
+from tfpar.cost.host import issued_in_order
 from tfpar.planning.inter_op.three_d.cost_table import (
+    NO_TIME,
     LayerCost,
     LayerExchange,
     LayerLayout,
@@ -28,39 +31,87 @@ def passes_of_copies(
     model: StrategyProblem, cluster: Cluster, strategy: Strategy3D, stage: int, layers: range
 ) -> list[Passes]:
     """Return for each copy of a stage the seconds of a microbatch in some layers: eq. 3, both
-    passes apart.
+    passes apart, and what devices wait for hosts.
 
     A layer that is computed again takes its forward pass twice. Copies that wait for each other,
     as those that share experts do, are as slow as the slowest of them.
     """
-    counts = collections.Counter(model.table.layers[layer] for layer in layers)
-    layout = strategy.layout(stage)
-    costs = {name: model.table.cost(name, layout) for name in counts}
-    ranks, devices = strategy.stage(stage), cluster.devices
+    return [copy.taken for copy in times_of_copies(model, cluster, strategy, stage, layers)]
 
+
+class CopyTimes(NamedTuple):
+    """Seconds of a copy of a stage for a microbatch.
+
+    Attributes:
+        running: of its devices, with what these exchange.
+        taken: these, and what devices wait for their hosts to issue ops.
+    """
+
+    running: Passes
+    taken: Passes
+
+
+def times_of_copies(
+    model: StrategyProblem, cluster: Cluster, strategy: Strategy3D, stage: int, layers: range
+) -> list[CopyTimes]:
+    """Return the times of each copy of a stage; see `passes_of_copies`."""
+    equal = [
+        (name, len(list(some)))
+        for name, some in itertools.groupby(model.table.layers[layer] for layer in layers)
+    ]
+    layout = strategy.layout(stage)
+    costs = {name: model.table.cost(name, layout) for name, _ in equal}
+    ranks, devices = strategy.stage(stage), cluster.devices
     part = _beside(cluster, strategy, stage)
-    forward_s = backward_s = 0.0
-    for name, count in counts.items():
-        cost = costs[name]
-        forward_s += count * exchange_seconds(cost.forward, cost.sizes, part)
-        backward_s += count * exchange_seconds(cost.backward, cost.sizes, part)
+    exchanged = {
+        name: Passes(
+            exchange_seconds(cost.forward, cost.sizes, part),
+            exchange_seconds(cost.backward, cost.sizes, part),
+        )
+        for name, cost in costs.items()
+    }
     copies = max(cost.together for cost in costs.values())
     size = copies * strategy.tensor
-    known: dict[frozenset[str], Passes] = {}
+    known: dict[frozenset[str], CopyTimes] = {}
     found = []
     for first in range(0, len(ranks), size):
         names = frozenset(devices[rank].name for rank in ranks[first : first + size])
         if names not in known:
-            forward, backward = forward_s, backward_s
-            for kind, count in counts.items():
-                slowest = _computed(model, layout, kind, names, max)
-                forward += count * slowest.forward
-                backward += count * slowest.backward
-            if layout.recompute:
-                backward += forward
-            known[names] = Passes(forward, backward)
+            known[names] = _of_devices(model, layout, names, equal, exchanged)
         found += [known[names]] * copies
     return found
+
+
+def _of_devices(
+    model: StrategyProblem,
+    layout: LayerLayout,
+    names: frozenset[str],
+    equal: Sequence[tuple[str, int]],
+    exchanged: Mapping[str, Passes],
+) -> CopyTimes:
+    """The times of layers on devices that wait for each other.
+
+    Args:
+        equal: the kinds of layers, in their order, and how many of each follow each other.
+        exchanged: what layers of a kind exchange.
+    """
+    each = []
+    for name, count in equal:
+        costs = model.table.cost(name, layout).dispatch_s
+        issuing = [costs.get(device, NO_TIME) for device in names]
+        issued = Passes(*map(max, zip(*issuing, strict=True)))
+        running = _computed(model, layout, name, names, max).plus(exchanged[name])
+        if layout.recompute:
+            running, issued = running.recomputed(), issued.recomputed()
+        each.append((count, running, issued))
+    running = functools.reduce(lambda sum_, one: sum_.plus(one[1], one[0]), each, NO_TIME)
+    if not any(sum(issued) for *_, issued in each):
+        return CopyTimes(running, running)
+    taken = Passes(
+        issued_in_order([(n, one.forward, issued.forward) for n, one, issued in each]),
+        issued_in_order([(n, one.backward, issued.backward) for n, one, issued in each[::-1]]),
+    )
+    return CopyTimes(running, taken)
 
 
 def _computed(
@@ -140,12 +191,10 @@ def computed_passes(model: StrategyProblem, strategy: Strategy3D, stage: int) ->
     counts = collections.Counter(model.table.layers[layer] for layer in strategy.runs[stage])
     names = {model.cluster.devices[rank].name for rank in strategy.stage(stage)}
     layout = strategy.layout(stage)
-    forward = backward = 0.0
+    found = NO_TIME
     for kind, count in counts.items():
-        slowest = _computed(model, layout, kind, names, max)
-        forward += count * slowest.forward
-        backward += count * slowest.backward
-    return Passes(forward, backward + (forward if layout.recompute else 0.0))
+        found = found.plus(_computed(model, layout, kind, names, max), count)
+    return found.recomputed() if layout.recompute else found
 
 
 def _exposed_seconds(

@@ -213,6 +213,7 @@ class CostSummary:
     activation_bytes: float
     host_slot_bytes: float = 0.0
     host_activation_bytes: float = 0.0
+    host_wait_s: float = 0.0
 
 
 # --- pipeline -------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ const PARTS = {
   gradients: "sums of gradients waited for",
   transfers: "transfers between stages",
   bubble: "bubble: waiting for other stages",
+  host: "waiting for the host to issue ops",
   start: "start of a step",
 };
 
