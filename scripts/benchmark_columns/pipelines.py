@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from scripts.benchmark_columns.cells import Column, Row, number, text
+from scripts.benchmark_columns.cells import Column, Row, Taken, number, text
 
 ACCUMULATION: list[Column] = [
     ("microbatches", lambda row: str(row["microbatches"] or "plain Keras")),
     ("peak MiB", number("peak_bytes", ".0f", 1 / 2**20)),
     ("predicted MiB", number("predicted_bytes", ".0f", 1 / 2**20)),
-    ("CPU s", number("cpu_s", ".2f")),
+    ("CPU s", Taken("cpu_s", ".2f")),
     ("loss", lambda row: f"{row['losses'][-1]:.6f}"),
 ]
 
@@ -33,8 +33,8 @@ PIPELINE_LINKS: list[Column] = [
 ]
 PIPELINE_IN_PROCESS: list[Column] = [
     ("layout", lambda row: _NAMES[row["layout"]]),
-    ("CPU s", number("cpu_s", ".2f")),
-    ("wall s", number("wall_s", ".2f")),
+    ("CPU s", Taken("cpu_s", ".2f")),
+    ("wall s", Taken("wall_s", ".2f")),
     ("predicted s", number("planned_s", ".2f")),
 ]
 PIPELINE_MEMORY: list[Column] = [
@@ -48,6 +48,6 @@ PIPELINE_MEMORY: list[Column] = [
 PIPELINE_FIRST_STEP: list[Column] = [
     ("layout", lambda row: _NAMES[row["layout"]]),
     ("layers", text("layers")),
-    ("CPU s", number("cpu_s", ".1f")),
+    ("CPU s", Taken("cpu_s", ".1f")),
     ("ratio", number("ratio", ".2f")),
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.results import Result
-from scripts.benchmark_columns.cells import Column, count, number, short, text, with_source
+from scripts.benchmark_columns.cells import Column, Taken, count, number, short, text, with_source
 
 SEARCH: list[Column] = [
     ("case", text("case")),
@@ -14,11 +14,11 @@ SEARCH: list[Column] = [
     ("subgraphs", number("subgraphs")),
     ("plans priced", number("candidates", ",")),
     ("valid", number("valid", ",")),
-    ("build s", number("build_s", ".1f")),
-    ("capture s", number("capture_s", ".1f")),
-    ("search s", number("search_s", ".1f")),
-    ("lay out s", number("layout_s", ".1f")),
-    ("total s", number("total_s", ".1f")),
+    ("build s", Taken("build_s", ".1f")),
+    ("capture s", Taken("capture_s", ".1f")),
+    ("search s", Taken("search_s", ".1f")),
+    ("lay out s", Taken("layout_s", ".1f")),
+    ("total s", Taken("total_s", ".1f")),
     ("peak MiB", number("peak_mib", ".0f")),
 ]
 LAYOUT_MAPS: list[Column] = [

@@ -4,25 +4,34 @@ from __future__ import annotations
 
 from benchmarks.results import Result
 from benchmarks.shaped_cluster.unequal import layout, summary
-from scripts.benchmark_columns.cells import Column, Row, measured, number, table, text, with_source
+from scripts.benchmark_columns.cells import (
+    Column,
+    Row,
+    Taken,
+    measured,
+    number,
+    table,
+    text,
+    with_source,
+)
 
 _CONTENDER: list[Column] = [(key, text(key)) for key in ("model", "system", "ranks", "layout")]
 _CPU: list[Column] = [
-    ("CPU s", number("cpu_s", ".3f")),
+    ("CPU s", Taken("cpu_s", ".3f")),
     ("CPU ratio", number("cpu_ratio", ".2f")),
 ]
 STEP: list[Column] = [
     *_CONTENDER,
     *_CPU,
-    ("first step s", number("first_step_s", ".1f")),
+    ("first step s", Taken("first_step_s", ".1f")),
     ("first step ratio", number("first_step_ratio", ".2f")),
     ("peak MiB", number("peak_mib", ".0f")),
 ]
 PROCESSES: list[Column] = [
     *_CONTENDER,
     *_CPU,
-    ("wall s", number("wall_s", ".3f")),
-    ("first step s", number("first_step_s", ".1f")),
+    ("wall s", Taken("wall_s", ".3f")),
+    ("first step s", Taken("first_step_s", ".1f")),
     ("peak MiB", number("peak_mib", ".0f")),
 ]
 GPU: list[Column] = [

@@ -83,6 +83,9 @@ def test_the_runner_up_wins_where_links_are_as_the_plan_says(bandwidth, stages, 
     batch = rows(16)
     plan = planned(bandwidth)
     (rival,) = plan.findings.rivals
+    assert rival.links is None, "nobody has asked"
+    plan = plan.with_turning_points()
+    (rival,) = plan.findings.rivals
     assert found(plan) == stages and rival.links is not None
     assert (rival.links > 1) == faster
     nearer = rival.links / 1.1 if faster else rival.links * 1.1

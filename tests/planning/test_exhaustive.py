@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from tests.cases import amounts, some_first
 from tests.planning.problems import within
 from tests.planning.tiny import GRAPHS, SMALLEST, chain, drawn, problem
+from tfpar.cluster import Cluster, Level, Node
 from tfpar.cost import evaluate
 from tfpar.ir import Roles
 from tfpar.planning.intra_op import exhaustive
@@ -17,8 +19,10 @@ from tfpar.planning.intra_op.exhaustive import MAX_PLANS, ExhaustivePlanner
 from tfpar.planning.intra_op.planners import find_planner
 from tfpar.planning.intra_op.rhino import RhinoPlanner
 from tfpar.planning.intra_op.tap.planner import TapPlanner
+from tfpar.planning.lower_bound import attach_bound, shared_seconds, single_device_seconds
 from tfpar.planning.meshes import given_mesh
 from tfpar.planning.problem import ConstrainedSpec, step_anchors
+from tfpar.plans import Plan
 from tfpar.propagation import prepare, propagate
 from tfpar.spec import ArgumentError, Mesh, PlanError, Replicate, Shard, parse_spec
 
@@ -180,3 +184,37 @@ def test_it_is_called_exhaustive_and_decides_weights_or_ops():
     assert ExhaustivePlanner("ops").name == "exhaustive by ops", "cached apart"
     with pytest.raises(ArgumentError, match="decides"):
         ExhaustivePlanner("layers")
+
+
+@pytest.mark.parametrize("name", SMALLEST)
+@pytest.mark.parametrize("mesh", [(2,), (3,)])
+def test_no_plan_is_below_the_bound(name, mesh):
+    asked = problem(SMALLEST[name](), mesh)
+    plan = attach_bound(ExhaustivePlanner("ops").solve(asked), asked, asked.cluster)
+    assert 0 < plan.bound.seconds <= plan.cost.seconds
+    assert plan.bound.gap == pytest.approx(plan.cost.seconds / plan.bound.seconds - 1)
+    assert Plan.from_json(plan.to_json()).bound == plan.bound
+
+
+def test_what_one_rank_computes_is_the_best():
+    """Nothing else can be done there: the bound is met."""
+    asked = problem(SMALLEST["a layer"](), (1,))
+    plan = attach_bound(TapPlanner().solve(asked), asked, asked.cluster)
+    assert plan.bound.gap == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_fast_and_a_slow_device_share_the_work_by_their_speeds():
+    asked = problem(SMALLEST["a layer"](), (2,))
+    fast = asked.cluster.device
+    slow = dataclasses.replace(
+        fast,
+        flops={dtype: rate / 3 for dtype, rate in fast.flops.items()},
+        memory_bandwidth=fast.memory_bandwidth / 3,
+        launch_s=3 * fast.launch_s,
+        name="slow",
+    )
+    alone = single_device_seconds(asked, asked.cluster, 1)
+    nodes = tuple(Node(one, levels=()) for one in (fast, slow))
+    cluster = Cluster("unlike", nodes, asked.cluster.levels[:1] or (Level(2, 1e9, 1e-6),))
+    shared = shared_seconds(single_device_seconds(asked, cluster, 2))
+    assert shared == pytest.approx(alone[0] * 3 / 4)

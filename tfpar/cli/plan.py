@@ -104,6 +104,9 @@ def _plan_of(options: argparse.Namespace, elsewhere: Sequence[tuple[Mesh, str]])
     meshes = [mesh, *(mesh for mesh, _ in elsewhere)]
     with trace_step(options, meshes, settings) as model, make_search_reporter(settings) as report:
         plan = model.plan(mesh, here, report)
+        if options.full or options.json or elsewhere:
+            with report.at("what would have to change for the runner-up"):
+                plan = plan.with_turning_points()
         if not elsewhere:
             return plan
         found = estimates_of(model, elsewhere, machines, impossible, report)

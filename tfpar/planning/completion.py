@@ -4,10 +4,10 @@ and the baselines that it is compared with."""
 from __future__ import annotations
 
 from tfpar.cluster.description import Cluster
-from tfpar.cost.cost import Cost
 from tfpar.cost.evaluation import evaluate
 from tfpar.ir.collection import collection_paused
 from tfpar.planning.folding.folded_model import folded_model
+from tfpar.planning.lower_bound import attach_bound, cost_on_one_device
 from tfpar.planning.memory.plan_transforms import apply_plan_transforms
 from tfpar.planning.pricing.batch_shares import optimize_shares, uneven_axes
 from tfpar.planning.pricing.plan_propagation import propagate_transformed
@@ -34,12 +34,12 @@ def balance_shares(plan: Plan, problem: Problem, cluster: Cluster, batch_size: i
 
 
 def attach_partitioned(plan: Plan, problem: Problem, cluster: Cluster) -> Plan:
-    """Return the plan with the partitioned graph of its whole step, and the baselines.
+    """Return the plan with the partitioned graph of its whole step, the baselines, and the bound.
 
     Args:
         cluster: of all ranks.
     """
-    compared = _with_baselines(plan, problem, cluster)
+    compared = attach_bound(_with_baselines(plan, problem, cluster), problem, cluster)
     problem = apply_plan_transforms(problem, plan)
     whole, *others = (propagate_transformed(each, problem) for each in plan.by_layout)
     return compared.with_partitioned(whole, *others)
@@ -60,10 +60,3 @@ def _with_baselines(plan: Plan, problem: Problem, cluster: Cluster) -> Plan:
         Candidate("data parallel", split.seconds, split.memory_bytes),
     )
     return plan.with_findings(baselines=found[: 1 if ranks == 1 else 2])
-
-
-def cost_on_one_device(problem: Problem, cluster: Cluster) -> Cost:
-    """Price the step on one device of `cluster`, with nothing split."""
-    with collection_paused():
-        model = folded_model(problem, 2)
-        return evaluate(model.on_one_device(), cluster, model.roles, problem.step.state_ratio)

@@ -119,7 +119,7 @@ def search_step(
                 f"Planner {plan.planner!r} says nothing of what its plans cost, by which pipelines "
                 f"are compared. Give a tap.Pipeline instead of 'auto'."
             )
-        with request.progress.at("what would have to change for the runner-up"):
+        with request.progress.at("what ranks wait for"):
             try:
                 plan = attach_idle_times(result, request.cluster, search.batch_size)
                 plan = attach_turning_points(plan, request.cluster.device.memory_bytes)

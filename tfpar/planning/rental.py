@@ -23,7 +23,7 @@ from tfpar.cluster.description import Cluster
 from tfpar.cluster.network import likeness
 from tfpar.planning.incumbent import SearchInterrupted
 from tfpar.planning.inter_op.choosing import reason_of
-from tfpar.planning.inter_op.stopping import shared_seconds, single_device_seconds
+from tfpar.planning.lower_bound import shared_seconds, single_device_seconds
 from tfpar.planning.objective import UNCERTAINTY
 from tfpar.planning.pipeline_search import PipelineScope, search_step
 from tfpar.planning.problem import Problem
@@ -152,7 +152,7 @@ class _RentalSearch:
         self._rentals: dict[tuple[int, ...], Rental] = {}
         everyone = dataclasses.replace(request, mesh=mesh, pipeline=None, ranks=None)
         problem = search.problem(everyone)
-        self._alone = single_device_seconds(problem, everyone, request.cluster)
+        self._alone = single_device_seconds(problem, request.cluster, everyone.mesh.size)
         blocks = _blocks(mesh, request.cluster)
         self._blocks = sorted(blocks, key=lambda b: _order(self._bound(b.ranks)))
 

@@ -27,7 +27,7 @@ from tfpar.planning.candidates import (
     SolvedCandidate,
     describe_pipeline,
 )
-from tfpar.planning.completion import balance_shares, cost_on_one_device
+from tfpar.planning.completion import balance_shares
 from tfpar.planning.deadline import Deadline
 from tfpar.planning.drive import search_plan
 from tfpar.planning.incumbent import IncumbentCallback, MakePlan, SearchInterrupted
@@ -45,6 +45,7 @@ from tfpar.planning.inter_op.relaxed_estimate import RelaxedEstimate, estimate_r
 from tfpar.planning.inter_op.stage_planner import assign_stages
 from tfpar.planning.inter_op.stages.pipeline_pricing import price_best_schedule
 from tfpar.planning.inter_op.stopping import Enough, compute_bound
+from tfpar.planning.lower_bound import cost_on_one_device
 from tfpar.planning.memory.memory_errors import check_room
 from tfpar.planning.memory.stages import StagedFit, StageStep
 from tfpar.planning.meshes import LogicalMesh

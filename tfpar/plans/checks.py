@@ -112,6 +112,8 @@ def _check_findings(findings: Findings) -> None:
         arguments.instance("correction", findings.correction, Correction)
     arguments.instances("rentals", findings.rentals, Rental)
     arguments.flag("cut_short", findings.cut_short)
+    if findings.bound_s is not None:
+        arguments.finite("bound_s", findings.bound_s)
     if findings.passed_over is not None:
         passed_over = arguments.instances("passed_over", findings.passed_over, object)
         if len(passed_over) != 2:

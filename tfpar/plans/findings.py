@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 from tfpar.cluster.scaling import Correction
 from tfpar.cost.cost import Cost
@@ -33,6 +34,8 @@ class Candidate:
             could not be run.
         links: how many times as fast links would have to be for it to be taken; below 1, slower.
             None where that is not known, or no links are enough.
+        find_links: finds that, once; None where it is known, or cannot be. Not saved
+            (`Plan.with_turning_points`).
         batch: how many times as large the batch would have to be for it to be taken, or how many
             times fewer the devices; below 1, smaller, or more. None as of links.
         memory_limit: bytes that a device would have to have for it to be taken: at least, if it
@@ -52,6 +55,9 @@ class Candidate:
     batch: float | None = None
     memory_limit: float | None = None
     plan: Plan | None = dataclasses.field(default=None, compare=False, repr=False)
+    find_links: Callable[[], float | None] | None = dataclasses.field(
+        default=None, compare=False, repr=False
+    )
 
     @classmethod
     def priced(cls, name: str, cost: Cost | None, *, plan: Plan | None = None) -> Candidate:
@@ -89,6 +95,18 @@ class Rental:
         return self.dollars_per_hour / 3600 * self.seconds / self.samples * 1e6
 
 
+class Bound(NamedTuple):
+    """How far from the best a plan is at most.
+
+    Attributes:
+        seconds: that no plan takes less than.
+        gap: by what part of it the plan takes longer; 0: it is the best.
+    """
+
+    seconds: float
+    gap: float
+
+
 @dataclasses.dataclass(frozen=True)
 class Findings:
     """Knowledge of a plan that a search has found, and of others beside it.
@@ -97,6 +115,8 @@ class Findings:
         cost: what a step costs on the plan's cluster; None where nothing was priced.
         layouts: the best plan on each other logical mesh that the planner searched, best first.
         baselines: the step on one device, and in data parallelism.
+        bound_s: seconds that no plan for as many ranks takes less than
+            (`planning.lower_bound`); None where nothing was priced.
         rivals: what else `pipeline="auto"` found, the fastest first; then what it estimated, or
             found no plan for, with why.
         rentals: its devices, first, and others on which the step was planned, the cheapest first;
@@ -113,6 +133,7 @@ class Findings:
     cost: Cost | None = None
     layouts: tuple[Candidate, ...] = ()
     baselines: tuple[Candidate, ...] = ()
+    bound_s: float | None = None
     rivals: tuple[Candidate, ...] = ()
     rentals: tuple[Rental, ...] = ()
     trials: tuple[Candidate, ...] = ()

@@ -22,7 +22,7 @@ from tfpar.pipeline import Pipeline
 from tfpar.pipeline.statistics import BatchStatisticsOf
 from tfpar.plans.checks import check_plan
 from tfpar.plans.difference import difference
-from tfpar.plans.findings import Findings
+from tfpar.plans.findings import Bound, Findings
 from tfpar.plans.model_match import match_to_graph
 from tfpar.plans.offload import OffloadPlan
 from tfpar.plans.stages import PipelinePlan, StageLayout
@@ -124,6 +124,15 @@ class Plan:
     def cost(self) -> Cost | None:
         """Cost of a step on the plan's cluster; None where nothing was priced."""
         return self.findings.cost
+
+    @property
+    def bound(self) -> Bound | None:
+        """How far from the best the plan is at most, as predicted: all compute of the step, spread
+        over its ranks by their speeds, is what any plan takes; None where nothing was priced."""
+        seconds, cost = self.findings.bound_s, self.cost
+        if not seconds or cost is None:
+            return None
+        return Bound(seconds, max(0.0, cost.seconds / seconds - 1))
 
     @property
     def corrected_cluster(self) -> Cluster | None:
@@ -322,7 +331,20 @@ class Plan:
         Raises:
             PlanError: the report that the plan's file holds is malformed, or of another version.
         """
-        return _views().report_data(self, self._known(partitioned))
+        return _views().report_data(self.with_turning_points(), self._known(partitioned))
+
+    def with_turning_points(self) -> Plan:
+        """Return the same plan, knowing how fast links would have to be for the fastest of its
+        rivals to be taken. It is found out when it is asked for first: here, by `report_data`,
+        `to_html` or `summary(full=True)`; a plan from a file has what it was saved with.
+        """
+        found = tuple(
+            one
+            if one.find_links is None
+            else dataclasses.replace(one, links=one.find_links(), find_links=None)
+            for one in self.findings.rivals
+        )
+        return self.with_findings(rivals=found) if found else self
 
     def summary(
         self,
@@ -345,7 +367,8 @@ class Plan:
         full = arguments.flag("full", full)
         if sort is not None:
             arguments.check_choice("sort", sort, ("time", "memory"))
-        return _views().summary(self, self._known(partitioned), full, sort)
+        told = self.with_turning_points() if full else self
+        return _views().summary(told, self._known(partitioned), full, sort)
 
     def __str__(self) -> str:
         return self.summary()
@@ -373,7 +396,8 @@ class Plan:
             PlanError: as of `report_data`, or the file cannot be written; or the timeline cannot be
                 read, or is of another model.
         """
-        text = _views().page(self, self._known(partitioned), timeline)
+        told = self.with_turning_points()
+        text = _views().page(told, self._known(partitioned), timeline)
         if path is not None:
             write_whole("report file", arguments.path("path", path), text, PlanError)
         return text
@@ -446,7 +470,7 @@ class Plan:
         path = arguments.path("path", path)
         told = self
         if self.partitioned is not None:
-            told = dataclasses.replace(self, report=self.report_data())
+            told = dataclasses.replace(self, report=_views().report_data(self, self.partitioned))
         write_whole("plan file", path, told.to_json(), PlanError)
 
     @classmethod

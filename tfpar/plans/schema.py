@@ -389,6 +389,7 @@ class PlanFile(_Part, frozen=True, kw_only=True, rename={"tfpar_version": "tfpar
     correction: CorrectionEntry | UnsetType = UNSET
     layouts: tuple[LayoutEntry, ...]
     baselines: tuple[LayoutEntry, ...] = ()
+    bound_s: Amount | UnsetType = UNSET
     constraints: tuple[str, ...]
     recompute: tuple[str, ...] = ()
     offloaded: OffloadPlan = OffloadPlan()
@@ -419,6 +420,7 @@ class PlanFile(_Part, frozen=True, kw_only=True, rename={"tfpar_version": "tfpar
             ),
             "layouts": tuple(map(LayoutEntry.of, found.layouts)),
             "baselines": tuple(map(LayoutEntry.of, found.baselines)),
+            "bound_s": _or_unset(found.bound_s),
             "variables": {name: VariableEntry.of(v) for name, v in sorted(plan.variables.items())},
             "tensors": {name: format_spec(spec) for name, spec in sorted(plan.tensors.items())},
             "ops": {name: OpEntry.of(op) for name, op in sorted(plan.ops.items())},
@@ -441,6 +443,7 @@ class PlanFile(_Part, frozen=True, kw_only=True, rename={"tfpar_version": "tfpar
                 cost=fields.pop("cost"),
                 passed_over=fields.pop("passed_over"),
                 cut_short=fields.pop("cut_short"),
+                bound_s=_or_none(fields.pop("bound_s")),
                 correction=None if self.correction is UNSET else self.correction.read(),
                 rentals=() if self.rentals is UNSET else tuple(r.read() for r in self.rentals),
                 **{name: _read_candidates(getattr(self, name)) for name in lists},

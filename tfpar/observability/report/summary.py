@@ -154,14 +154,22 @@ def _host_memory(report: Report) -> Iterator[str]:
 
 
 def _baselines(candidates: Sequence[CandidateSummary]) -> Iterator[str]:
-    found = [c for c in candidates if c.kind == "baseline" and c.seconds is not None]
-    if found:
+    known = {c.name: c for c in candidates if c.kind == "baseline" and c.seconds is not None}
+    bound = known.pop("lower bound", None)
+    if known:
         shown = [
             f"{c.name} {format_seconds(c.seconds or 0.0)}"
             + (" (does not fit)" if c.fits is False else "")
-            for c in found
+            for c in known.values()
         ]
         yield f"To compare: {', '.join(shown)}"
+    if bound is not None:
+        plan = next(c for c in candidates if c.kind == "plan")
+        least, taken = bound.seconds or 0.0, plan.seconds or 0.0
+        yield (
+            f"No plan takes less than {format_seconds(least)}, the work alone spread evenly: this "
+            f"one takes at most {max(1.0, taken / least):.3g} times as long as the best"
+        )
 
 
 def _tables(report: Report) -> Iterator[str]:

@@ -79,7 +79,8 @@ def attach_break_even(
     enough: Enough,
     trains: bool = True,
 ) -> Plan:
-    """Attach to `plan` how fast links would have to be for the fastest of its rivals to be taken.
+    """Attach to the fastest of the rivals of `plan` how it is found out how fast links would have
+    to be for it to be taken: that takes as long as a good part of the search.
 
     With other links both plans get the microbatches and the schedule that suit them best there, and
     the choice between them is made as it was made here (`EnumeratePipelines`). What is split, and
@@ -111,8 +112,14 @@ def attach_break_even(
     rival_found, *rest = plan.findings.rivals
     cost = rival_found.cost
     assert cost is not None, "a rival that was found"
-    links = find_break_even_factor(wins, _waits(cost) > _waits(plan.cost), request.budget.start())
-    return plan.with_findings(rivals=(dataclasses.replace(rival_found, links=links), *rest))
+    faster = _waits(cost) > _waits(plan.cost)
+
+    @functools.cache
+    def find_links() -> float | None:
+        return find_break_even_factor(wins, faster, request.budget.start())
+
+    rival_found = dataclasses.replace(rival_found, find_links=find_links)
+    return plan.with_findings(rivals=(rival_found, *rest))
 
 
 class LinkFactorEvaluator:

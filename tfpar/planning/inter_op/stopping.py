@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from tfpar.cluster.description import Cluster, Device
 from tfpar.cost.cost import Cost
 from tfpar.pipeline import Pipeline
 from tfpar.planning.candidates import SolvedCandidate
-from tfpar.planning.completion import cost_on_one_device
 from tfpar.planning.folding.folded_model import folded_model
 from tfpar.planning.inter_op.enumerate_pipelines import numbers_of_stages
 from tfpar.planning.inter_op.relaxed_estimate import largest_op_part
 from tfpar.planning.intra_op.gain import LEAST_SECONDS, rhino_seconds
+from tfpar.planning.lower_bound import (
+    cost_on_one_device,
+    shared_seconds,
+    single_device_seconds,
+)
 from tfpar.planning.memory.memory_errors import LeastMemory
 from tfpar.planning.memory.plan_transforms import apply_memory_transforms
 from tfpar.planning.objective import UNCERTAINTY
 from tfpar.planning.problem import Problem
 from tfpar.planning.request import PlanRequest
-
-
-class SingleDeviceSeconds(dict[Device, float]):
-    """Seconds that the whole step computes, by device."""
-
 
 Enough = Callable[[SolvedCandidate, PlanRequest], bool]
 """Whether a candidate is good enough to search no more stages."""
@@ -47,7 +45,7 @@ def _as_asked(candidate: SolvedCandidate) -> Problem:
 def compute_bound_seconds(problem: Problem, request: PlanRequest) -> float:
     """Lower bound of a step's seconds: each rank computes as much as it is fast, and none waits for
     another."""
-    return shared_seconds(single_device_seconds(problem, request, request.cluster))
+    return shared_seconds(single_device_seconds(problem, request.cluster, request.mesh.size))
 
 
 def compute_bound(problem: Problem, request: PlanRequest, pipeline: Pipeline | None) -> Cost:
@@ -63,7 +61,7 @@ def compute_bound(problem: Problem, request: PlanRequest, pipeline: Pipeline | N
     computed, size = sum(alone.compute_s), request.mesh.size
     seconds = compute_bound_seconds(problem, request)
     if pipeline is not None:
-        fastest = min(single_device_seconds(problem, request, request.cluster))
+        fastest = min(single_device_seconds(problem, request.cluster, request.mesh.size))
         largest = largest_op_part(problem) * fastest * pipeline.num_actors / size
         seconds = max(seconds, largest)
     forward, backward, update = (
@@ -88,26 +86,12 @@ def compute_bound(problem: Problem, request: PlanRequest, pipeline: Pipeline | N
     )
 
 
-def single_device_seconds(problem: Problem, request: PlanRequest, cluster: Cluster) -> list[float]:
-    """Seconds that the whole step computes on each of the devices alone."""
-    known = problem.memo.of(SingleDeviceSeconds)
-    devices = cluster.devices[: request.mesh.size]
-    for rank, device in enumerate(devices):
-        if device not in known:
-            cost = cost_on_one_device(problem, cluster.part([rank]))
-            known[device] = sum(cost.compute_s)
-    return [known[device] for device in devices]
-
-
-def shared_seconds(alone: Sequence[float]) -> float:
-    """Seconds of work that takes so long on each device alone, shared by their speeds."""
-    return 1 / sum(1 / seconds for seconds in alone) if all(alone) else 0.0
-
-
 def _share_seconds(problem: Problem, request: PlanRequest) -> float:
     """Seconds that a rank computes its share of each op: all are launched, whatever is split."""
-    alone = single_device_seconds(problem, request, request.cluster)
-    running = single_device_seconds(problem, request, request.cluster.with_device(launch_s=0.0))
+    alone = single_device_seconds(problem, request.cluster, request.mesh.size)
+    running = single_device_seconds(
+        problem, request.cluster.with_device(launch_s=0.0), request.mesh.size
+    )
     starting = max(one - other for one, other in zip(alone, running, strict=True))
     return starting + shared_seconds(running)
 

@@ -15,10 +15,10 @@ from tfpar.ir.roles import Roles, trains
 from tfpar.observability.report.announcement import SearchSummary
 from tfpar.observability.report.rentals import cheaper_text
 from tfpar.pipeline.pipeline import groups_of
-from tfpar.planning.completion import cost_on_one_device
 from tfpar.planning.incumbent import SearchInterrupted
 from tfpar.planning.inter_op.stage_planner import assign_stages
 from tfpar.planning.intra_op.gain import DEFAULT_STEPS
+from tfpar.planning.lower_bound import attach_bound, cost_on_one_device
 from tfpar.planning.memory.offload import select_offloads
 from tfpar.planning.memory.recompute import Blocks
 from tfpar.planning.memory.stages import check_given, with_prices
@@ -368,6 +368,7 @@ class StepPlanner:
             ):
                 known = Candidate("one device", alone.seconds, alone.memory_bytes)
                 plan = plan.with_findings(baselines=(known,))
+        plan = attach_bound(plan, problem, cluster)
         return [plan] if count == 1 else select_trial_candidates(plan, one, request, count)
 
     def _stated(

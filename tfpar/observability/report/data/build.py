@@ -273,6 +273,8 @@ def candidates_of(plan: Plan) -> Iterator[CandidateSummary]:
         yield CandidateSummary(
             one.name, "baseline", one.seconds, one.memory_bytes, _fits(one, limit)
         )
+    if plan.bound is not None:
+        yield CandidateSummary("lower bound", "baseline", plan.bound.seconds, None, None, "")
     for one in found.trials:
         lost = one.reason
         if one.measured_s is not None and own is not None and one is not found.trials[0]:

@@ -124,7 +124,8 @@ class CandidateSummary:
     Attributes:
         kind: `plan`: this one; `layout`: the best on another mesh; `pipeline`: another number of
             stages; `move`: what a move made of a plan that did not fit into memory; `baseline`:
-            `one device` or `data parallel`; `trial`: it was run.
+            `one device` or `data parallel`, or `lower bound`, below which no plan is; `trial`: it
+            was run.
         seconds, memory_bytes: None where they are not known.
         why: it was not taken; empty for the plan, and for baselines.
         parts: of its time, where they are known.

@@ -186,7 +186,7 @@ const overview = {
         h(
           "span",
           {},
-          each.name,
+          each.name === "lower bound" ? "no plan takes less" : each.name,
           each.fits === false && h("small", { class: "over" }, " does not fit"),
         ),
         h("b", {}, format.seconds(each.seconds)),
