@@ -1,6 +1,6 @@
 """The constants of `benchmarks.measured_steps`, fitted to the rows that are never scored.
 
-    python -m benchmarks.fit_steps [--evaluations N]
+    python -m benchmarks.fit_steps [--evaluations N] [--json FILE]
 
 Prints the `Constants` with the least mean error of predicted seconds, by the method of Nelder and
 Mead from those in force.
@@ -15,6 +15,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 from benchmarks.measured_steps import CONSTANTS, FITTED, Constants, MeasuredStep
+from benchmarks.results import save
 
 FIRST_MOVE = 0.15
 """Of the logarithm of each constant."""
@@ -47,9 +48,13 @@ def _constants(logarithms: np.ndarray) -> Constants:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--evaluations", type=int, default=250, help="predictions of all rows")
+    parser.add_argument("--json", metavar="FILE", help="write the constants")
+    arguments = parser.parse_args()
     steps = MeasuredStep.read(FITTED)
-    found = fitted(steps, parser.parse_args().evaluations)
-    print(f"{found}: {mean_error(found, steps):.2%} off on average")
+    found = fitted(steps, arguments.evaluations)
+    error = mean_error(found, steps)
+    print(f"{found}: {error:.2%} off on average")
+    save(arguments.json, [found._asdict() | {"mean_error": error}])
 
 
 if __name__ == "__main__":

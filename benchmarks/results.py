@@ -21,7 +21,7 @@ from benchmarks.workers import ROOT, versions
 
 FOLDER = ROOT / "benchmarks" / "results"
 
-_FILES = {"--json", "--record"}
+_FILES = {"--json", "--record", "--steps", "--predicted"}
 """Options that name a file of who runs a benchmark, which say nothing about the figures."""
 
 

@@ -116,7 +116,7 @@ BELOW = {
     ),
     "jobs.calibration": (
         "cluster compile.local cost ir planning progress settings spec tf.distributed "
-        "tf.runtime writable"
+        "tf.interop tf.runtime writable"
     ),
     "jobs.doctor": "jobs.install jobs.launch spec tf.distributed tf.runtime",
     "jobs.install": "progress spec",

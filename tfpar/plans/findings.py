@@ -96,7 +96,7 @@ class Rental:
 
 
 class Bound(NamedTuple):
-    """How far from the best a plan is at most.
+    """Distance of a plan from the best one, at most.
 
     Attributes:
         seconds: that no plan takes less than.

@@ -127,8 +127,9 @@ class Plan:
 
     @property
     def bound(self) -> Bound | None:
-        """How far from the best the plan is at most, as predicted: all compute of the step, spread
-        over its ranks by their speeds, is what any plan takes; None where nothing was priced."""
+        """Distance of the plan from the best one, at most, as predicted: any plan takes as long as
+        all compute of the step, spread over its ranks by their speeds. None where nothing was
+        priced."""
         seconds, cost = self.findings.bound_s, self.cost
         if not seconds or cost is None:
             return None

@@ -196,10 +196,13 @@ def test_tasks_of_a_pipeline_run_in_the_time_of_the_step():
 
 def test_baselines_are_candidates():
     found = {c.name: c for c in report(plan_of("gpt")).candidates if c.kind == "baseline"}
-    assert set(found) == {"one device", "data parallel"}
+    assert set(found) == {"one device", "data parallel", "lower bound"}
     own = next(c for c in report(plan_of("gpt")).candidates if c.kind == "plan")
     assert own.seconds < found["one device"].seconds and own.fits
     assert found["data parallel"].memory_bytes > 0
+    bound = found["lower bound"].seconds
+    assert bound == plan_of("gpt").bound.seconds <= own.seconds
+    assert f"{own.seconds / bound:.3g} times as long as the best" in plan_of("gpt").summary()
 
 
 def test_a_summary_has_forty_lines_at_most(plan):
