@@ -4,7 +4,7 @@
 
 FILE is a table (CSV) with a row for each step and the columns of `MeasuredStep`: Megatron-DeepSpeed
 in 16 bits on DGX A100, activations recomputed, 1F1B, a vocabulary of 51,200, as in the files of
-vTrain (MICRO 2024).
+vTrain (Bang et al., MICRO 2024; MIT licence).
 
     blocks      `benchmarks.gpt_layers`; where the heads of a rank times its samples are no multiple
                 of four, Megatron-LM has no fused softmax (its `FusedScaleMaskSoftmax`), and more

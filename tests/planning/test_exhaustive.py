@@ -8,6 +8,7 @@ import itertools
 import pytest
 
 from tests.cases import amounts, some_first
+from tests.planning.changes import changed
 from tests.planning.problems import within
 from tests.planning.tiny import GRAPHS, SMALLEST, chain, drawn, problem
 from tfpar.cluster import Cluster, Level, Node
@@ -184,6 +185,16 @@ def test_it_is_called_exhaustive_and_decides_weights_or_ops():
     assert ExhaustivePlanner("ops").name == "exhaustive by ops", "cached apart"
     with pytest.raises(ArgumentError, match="decides"):
         ExhaustivePlanner("layers")
+
+
+@pytest.mark.parametrize("dispatch_s", [1e-6, 1e-3])
+def test_plans_are_the_best_where_hosts_are_slow(dispatch_s):
+    """With 1 us the device is the limit, with 1 ms its host."""
+    asked = problem(GRAPHS["one layer"](), (2,))
+    asked = changed(asked, cluster=asked.cluster.with_device(dispatch_s=dispatch_s))
+    least = seconds(ExhaustivePlanner(), asked)
+    for planner in (TapPlanner(), *BY_OPS.values()):
+        assert seconds(planner, asked) == pytest.approx(least, rel=1e-9)
 
 
 @pytest.mark.parametrize("name", SMALLEST)
