@@ -41,7 +41,8 @@ def measured(devices: int, layers: int) -> dict[str, Any]:
 
 
 def plot(rows: Iterable[dict[str, Any]], path: str) -> None:
-    """Draw the seconds of searches over layers, a line for each number of devices."""
+    """Draw the seconds of searches over layers, a line for each number of devices; where it is
+    known how slow the machine was, those of the reference machine."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -50,7 +51,7 @@ def plot(rows: Iterable[dict[str, Any]], path: str) -> None:
     by_devices: dict[int, list[tuple[int, float]]] = {}
     for row in rows:
         points = by_devices.setdefault(row["devices"], [])
-        points.append((row["layers"], row["search_cpu_s"]))
+        points.append((row["layers"], row["search_cpu_s"] / (row.get("machine") or 1.0)))
     figure, axes = plt.subplots(figsize=(6, 4))
     for devices, points in sorted(by_devices.items()):
         axes.plot(*_columns(sorted(points)), marker="o", label=f"{devices:,} devices")
