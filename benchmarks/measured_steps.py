@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.correlation import spearman
 from benchmarks.gpt_layers import OPS, Gpt, gpt_table
+from benchmarks.trials import GRADIENT_BYTES
 from benchmarks.workers import ROOT
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.lookup import find_cluster
@@ -49,7 +50,6 @@ FITTED = ROOT / "benchmarks" / "data" / "vtrain_tenth.csv"
 
 VOCABULARY = 51_200
 NODE = 8
-GRADIENT_BYTES = 4
 UPDATED_BYTES = 30
 """Of a weight: 12 read and 12 written of it and its slots, its gradient read, and the weight in 16
 bits written."""
@@ -186,12 +186,13 @@ def _table(step: MeasuredStep, cluster: Cluster, constants: Constants) -> LayerC
     fused = step.heads // step.tensor * step.micro_batch % 4 == 0
     ops = OPS + (0 if fused else UNFUSED_OPS)
     issued = {
-        "block": ops * cluster.device.dispatch_s,
+        "block": ops * constants.dispatch_s,
         "embedding": constants.microbatch_s / 2,
         "head": constants.microbatch_s / 2,
     }
+    device = cluster.device
     table = gpt_table(cluster, (step.micro_batch,), (step.tensor,), gpt)
-    device, kinds = cluster.device, dict(table.kinds)
+    kinds = dict(table.kinds)
     entries = step.micro_batch * step.sequence / step.tensor
     scores = 0.0 if fused else SCORE_BYTES * entries * step.heads * step.sequence
     more = {
@@ -201,14 +202,13 @@ def _table(step: MeasuredStep, cluster: Cluster, constants: Constants) -> LayerC
     for name, kind in kinds.items():
         assert isinstance(kind, LayerType)
         moved = more.get(name, Passes(0.0, 0.0))
-        weights = kind.gradient_bytes / 4
+        weights = kind.gradient_bytes / GRADIENT_BYTES
         kinds[name] = dataclasses.replace(
             kind,
             seconds={
                 case: passes.plus(moved, 1 / device.memory_bandwidth)
                 for case, passes in kind.seconds.items()
             },
-            gradient_bytes=weights * GRADIENT_BYTES,
             update_s={device.name: weights * UPDATED_BYTES / device.memory_bandwidth},
             dispatch_s={device.name: Passes(issued[name], 2 * issued[name])},
         )
