@@ -141,7 +141,7 @@ def test_fit_after_an_interrupted_search_of_pipelines_takes_what_that_had_found(
     if when == "pricing":
         monkeypatch.setattr("tfpar.planning.step_search.reprice_plan", interrupted)
     if when == "explaining":
-        monkeypatch.setattr("tfpar.planning.inter_op.sensitivity.LinkFactorEvaluator", interrupted)
+        monkeypatch.setattr("tfpar.planning.pipeline_search.attach_idle_times", interrupted)
     options = {"pipeline": "auto", "cluster": "v100-ethernet", "verbose": 0}
     with tap.auto_parallel([4], planner=InTheSecond(), **options):
         model = build()

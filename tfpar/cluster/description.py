@@ -452,6 +452,8 @@ class Cluster:
 
 
 _LATER = {
+    "dispatch_s": 0.0,
+    "xla_dispatch_s": 0.0,
     "host_bandwidth": HOST_BANDWIDTH,
     "host_latency_s": HOST_LATENCY_S,
     "ramp_s": 0.0,
