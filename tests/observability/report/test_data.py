@@ -97,6 +97,16 @@ def test_the_parts_of_a_step_add_up_to_it(plan):
     assert cost.memory.total == pytest.approx(plan.cost.memory_bytes)
 
 
+def test_waiting_for_the_host_is_a_part_of_a_step():
+    plan = plan_of("gpt")
+    waited = dataclasses.replace(plan.cost, seconds=plan.cost.seconds + 1, host_wait_s=1.0)
+    slow = plan.with_findings(cost=waited)
+    parts = {part.name: part.seconds for part in report(slow).cost.parts}
+    assert parts["host"] == 1.0 and sum(parts.values()) == pytest.approx(waited.seconds)
+    assert "for 1.00 s devices wait for their host to issue ops" in slow.summary()
+    assert "host" not in {part.name for part in report(plan).cost.parts}
+
+
 def test_layers_add_up_to_the_time_and_bytes_of_the_plan(plan):
     found = report(plan)
     layers = found.layers

@@ -9,6 +9,7 @@ import pytest
 
 from tests.plan.graphs import mlp, partition
 from tfpar.constraints import batch, shard
+from tfpar.cost import Cost
 from tfpar.ir import DType, FunctionRef, Graph, GraphBuilder
 from tfpar.observability.report.coverage import coverage
 from tfpar.observability.report.data.build import build_report
@@ -84,6 +85,18 @@ def test_stages_compute_each_its_own():
 
     assert not said(4, Axis("data", 1))
     assert said(4, Axis("data", 2)).startswith("2 of 4 ranks compute what others compute too")
+
+
+@pytest.mark.parametrize("wait_s, why", [(0.0, "communication would"), (0.6, "hosts issue ops")])
+def test_why_every_rank_computes_the_same_is_said(wait_s, why):
+    cost = Cost(1.0, (0.1, 0.2, 0.1), (0.0,) * 3, 0.0, 0.0, 1, host_wait_s=wait_s)
+    plan = plan_from_constraints(mlp(), Mesh.of([1]), ()).with_findings(cost=cost)
+    report = build_report(plan)
+    axes = (Axis("data", 2),)
+    facts = dataclasses.replace(report.facts, ranks=2, mesh=axes, splits_anything=False)
+    (first, *_) = PlanDiagnosis(dataclasses.replace(report, facts=facts)).warnings()
+    assert first.startswith(f"Every rank computes the same: {'' if wait_s else 'for this'}")
+    assert why in first
 
 
 def test_summary_reports_padding_and_fallbacks():

@@ -60,10 +60,13 @@ class PlanDiagnosis:
         idle = self._idle_axes()
         enough = facts.ranks // math.prod(axis.size for axis in idle)
         if cost is not None and facts.ranks > enough == 1:
-            yield (
-                "Every rank computes the same: for this model and batch, communication would take "
-                "longer than what it saves."
-            )
+            why = "for this model and batch, communication would take longer than what it saves."
+            if cost.host_wait_s > cost.seconds / 2:
+                why = (
+                    "hosts issue ops for longer than devices run them, so that more devices would "
+                    "not help."
+                )
+            yield f"Every rank computes the same: {why}"
         elif facts.ranks > enough:
             yield (
                 f"{facts.ranks - enough} of {facts.ranks} ranks compute what others compute too, "
