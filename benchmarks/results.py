@@ -21,8 +21,11 @@ from benchmarks.workers import ROOT, versions
 
 FOLDER = ROOT / "benchmarks" / "results"
 
-_FILES = {"--json", "--record", "--steps", "--predicted"}
+_FILES = {"--json", "--record", "--predicted"}
 """Options that name a file of who runs a benchmark, which say nothing about the figures."""
+
+_READ = {"--steps"}
+"""Options that name a file that is read: that there is one is told, and not its name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +81,11 @@ def save(
         return
     module = pathlib.Path(sys.argv[0]).resolve().relative_to(ROOT).with_suffix("")
     name = ".".join(module.parts).removesuffix(".__main__")
-    options = [a for i, a in enumerate(sys.argv[1:]) if not {a, sys.argv[i]} & _FILES]
+    options = [
+        "FILE" if sys.argv[i] in _READ else a
+        for i, a in enumerate(sys.argv[1:])
+        if not {a, sys.argv[i]} & _FILES
+    ]
     today = datetime.date.today().isoformat()
     command = " ".join(["python -m", name, *options])
     machine = machine or measure_machine()

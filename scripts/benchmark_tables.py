@@ -126,7 +126,7 @@ BLOCKS = {
     "step-searched": Block(_BENCHMARKS, "step_searched", table(STEP)),
     "step-xla": Block(_BENCHMARKS, "step_xla", table(STEP)),
     "step-processes": Block(_BENCHMARKS, "step_processes", table(PROCESSES)),
-    "gpu": Block(_BENCHMARKS, "gpu", table(GPU)),
+    "gpu": Block(_BENCHMARKS, "gpu", table(GPU, lambda row: "step_s" in row)),
     "propagation": Block(_BENCHMARKS, "propagation", table(PROPAGATION)),
     "checkpoint-wait": Block(
         _BENCHMARKS, "checkpoint_wait", table(CHECKPOINT_WAIT, lambda row: row["saves"] > 0)

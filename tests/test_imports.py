@@ -277,7 +277,7 @@ REPLACED = {
     ("tests/cli/test_estimate.py", "tfpar.tf.interop"),
     ("tests/docs/test_docs.py", "tfpar.rules"),
     ("tests/e2e/test_effect_order.py", "tfpar.compile.local.microbatches"),
-    ("tests/e2e/test_interrupted_search.py", "tfpar.planning.inter_op.sensitivity"),
+    ("tests/e2e/test_interrupted_search.py", "tfpar.planning.pipeline_search"),
     ("tests/e2e/test_interrupted_search.py", "tfpar.planning.step_search"),
     ("tests/e2e/test_pipelines.py", "tfpar.tf.steps.step_planner"),
     ("tests/e2e/test_trials.py", "tfpar.tf.steps"),

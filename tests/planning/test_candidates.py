@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from tests.graphs import BATCH, saved
@@ -13,6 +15,7 @@ from tfpar.planning.pricing.price import price_plan
 from tfpar.planning.request import PlanRequest
 from tfpar.planning.step_search import StepSearch
 from tfpar.planning.trial_candidates import select_trial_candidates
+from tfpar.plans import Candidate
 from tfpar.spec import Mesh
 
 MESH = Mesh.of([4])
@@ -57,3 +60,9 @@ def test_constraints_leave_one_mesh_and_one_plan():
     best, _ = StepSearch(step, BATCH, find_planner("tap"), state_ratio=2.0)(request)
     (plan,) = select_trial_candidates(best, lambda _: pytest.fail("nothing is open"), request, 3)
     assert plan.cost == best.cost
+
+
+def test_what_is_found_when_asked_stays_in_its_process():
+    rival = Candidate("2 stages", 1.0, find_links=lambda: 2.0)
+    there = pickle.loads(pickle.dumps(rival))
+    assert there == rival and there.find_links is None and rival.find_links() == 2.0

@@ -59,6 +59,10 @@ class Candidate:
         default=None, compare=False, repr=False
     )
 
+    def __getstate__(self) -> dict[str, object]:
+        """Leave out what finds links: it holds a search, which does not leave its process."""
+        return {**vars(self), "find_links": None}
+
     @classmethod
     def priced(cls, name: str, cost: Cost | None, *, plan: Plan | None = None) -> Candidate:
         """Return a candidate of this cost, with all its parts."""

@@ -97,7 +97,8 @@ def _machine(mesh: Mesh, ranks: Ranks) -> MachineInfo:
         job, one_memory = ranks.world.job, False
         nodes = job.nodes if job.nodes * job.local_size == mesh.size else 1
     link = detected.host_bandwidth
-    name, memory, compiles = detected.name, detected.memory_bytes, XlaKernels(ranks.devices[0])
+    compiles = XlaKernels(ranks.devices[0]) if math.isfinite(link) else None
+    name, memory = detected.name, detected.memory_bytes
     return MachineInfo(nodes, name, memory, one_memory, link, host, compiles)
 
 

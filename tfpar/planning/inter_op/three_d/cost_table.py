@@ -268,9 +268,10 @@ class LayerType:
                 finite(f"dispatch_s[{device!r}].{name}", value)
         for device, seconds in self.update_s.items():
             finite(f"update_s[{device!r}]", seconds)
-        for name in _NUMBERS:
-            if getattr(self, name) is not None:
-                finite(name, getattr(self, name))
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is not None and not isinstance(value, (Mapping, Experts)):
+                finite(field.name, value)
         if self.slot_bytes > self.fixed_bytes:
             raise argument_error(
                 "slot_bytes", self.slot_bytes, f"{self.fixed_bytes:g} at most, all bytes"
@@ -417,18 +418,6 @@ def _along_copies(
     if layout.experts == 1:
         return (LayerExchange(kind, (GROUPS,), dense + own),)
     return LayerExchange(kind, (GROUPS, EXPERTS), dense), LayerExchange(kind, (GROUPS,), own)
-
-
-_NUMBERS = (
-    "fixed_bytes",
-    "gradient_bytes",
-    "kept_bytes",
-    "reduced_bytes",
-    "sent_bytes",
-    "input_bytes",
-    "slot_bytes",
-    "weight_bytes",
-)
 
 
 @dataclasses.dataclass(frozen=True)

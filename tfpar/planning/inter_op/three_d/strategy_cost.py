@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from tfpar.cost.cost import Cost
 from tfpar.planning.inter_op.three_d.cost_model import simulate_strategy
+from tfpar.planning.inter_op.three_d.cost_table import Passes
 from tfpar.planning.inter_op.three_d.memory import fixed_bytes, stored_bytes
 from tfpar.planning.inter_op.three_d.problem import StrategyProblem
 from tfpar.planning.inter_op.three_d.strategy import Strategy3D
@@ -67,13 +68,13 @@ def _of_actor(model: StrategyProblem, strategy: Strategy3D, actor: int) -> _Acto
         run = strategy.runs[stage]
         own = computed_passes(model, strategy, stage)
         copies = times_of_copies(model, model.cluster, strategy, stage, run)
-        running = max((copy.running for copy in copies), key=sum)
+        running = Passes(*map(max, zip(*(copy.running for copy in copies), strict=True)))
+        taken = Passes(*map(max, zip(*(copy.taken for copy in copies), strict=True)))
         forward += count * own.forward
         backward += count * own.backward
         sent_forward += count * max(0.0, running.forward - own.forward)
         sent_backward += count * max(0.0, running.backward - own.backward)
-        slowest = max(sum(copy.taken) for copy in copies)
-        host_wait_s += count * max(0.0, slowest - sum(running))
+        host_wait_s += count * (sum(taken) - sum(running))
         updating = update_seconds(model, strategy, stage)
         update += updating
         exposed += sync_seconds(model, model.cluster, strategy, stage) - updating
