@@ -201,10 +201,23 @@ def test_plans_are_the_best_where_hosts_are_slow(dispatch_s):
 @pytest.mark.parametrize("mesh", [(2,), (3,)])
 def test_no_plan_is_below_the_bound(name, mesh):
     asked = problem(SMALLEST[name](), mesh)
-    plan = attach_bound(ExhaustivePlanner("ops").solve(asked), asked, asked.cluster)
-    assert 0 < plan.bound.seconds <= plan.cost.seconds
-    assert plan.bound.gap == pytest.approx(plan.cost.seconds / plan.bound.seconds - 1)
-    assert Plan.from_json(plan.to_json()).bound == plan.bound
+    best = attach_bound(ExhaustivePlanner("ops").solve(asked), asked, asked.cluster)
+    assert best.bound == (pytest.approx(best.cost.seconds), 0.0), "it knows all plans"
+    found = attach_bound(RhinoPlanner().solve(asked), asked, asked.cluster)
+    compute = attach_bound(best.with_findings(bound_s=None), asked, asked.cluster).bound
+    assert compute.seconds <= found.bound.seconds <= best.cost.seconds * (1 + 1e-9)
+    assert found.bound.gap == pytest.approx(found.cost.seconds / found.bound.seconds - 1)
+    assert Plan.from_json(found.to_json()).bound == found.bound
+
+
+@pytest.mark.parametrize("dispatch_s", [0.0, 1e-4])
+@pytest.mark.parametrize("name", ["gated", "towers", "a large batch"])
+def test_no_layout_of_weights_is_below_the_bound(name, dispatch_s):
+    """On meshes of two axes, too, of which the bound sees one."""
+    asked = problem(GRAPHS[name](), (2, 2))
+    asked = changed(asked, cluster=asked.cluster.with_device(dispatch_s=dispatch_s))
+    for planner in BY_OPS.values():
+        assert planner.solve(asked).findings.bound_s <= seconds(ExhaustivePlanner(), asked)
 
 
 def test_what_one_rank_computes_is_the_best():

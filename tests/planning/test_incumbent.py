@@ -216,7 +216,7 @@ def test_the_solver_does_not_keep_a_search_from_ending():
     seen, deadline, before = [], Deadline(), set(threading.enumerate())
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
-        _side_by_side([Solving()], deadline)
+        _side_by_side([Solving().run], deadline)
     assert time.monotonic() - seen[0] < AT_ONCE_S
     assert deadline.stopped
     for thread in set(threading.enumerate()) - before:
@@ -237,7 +237,7 @@ def test_one_search_that_fails_ends_the_others():
 
     deadline = Deadline()
     with pytest.raises(ValueError, match="no such thing"):
-        _side_by_side([Waiting(), Failing()], deadline)
+        _side_by_side([Waiting().run, Failing().run], deadline)
     assert deadline.stopped
 
 

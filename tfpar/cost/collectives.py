@@ -56,6 +56,13 @@ def seconds_per_byte(kind: str, axes: tuple[int, ...], mesh: Mesh, cluster: Clus
     return collective_seconds(kind, axes, _MANY, mesh, cluster) / _MANY
 
 
+def least_seconds_per_byte(kind: str, axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> float:
+    """Bound the price of a byte of a collective from below, whatever is sent with it."""
+    if mesh.group_size(axes) == 1:
+        return 0.0
+    return min(per_byte for _, per_byte in lines(kind, axes, mesh, cluster))
+
+
 @functools.lru_cache(maxsize=65536)
 def lines(kind: str, axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> tuple[Line, ...]:
     """Give the cost line of each algorithm that the cluster's library has for the collective."""

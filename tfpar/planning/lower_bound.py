@@ -1,7 +1,11 @@
-"""Lower bound of a step, whatever the plan: its compute, spread over all ranks by their speeds.
+"""Lower bound of a step.
 
-Every plan computes each op on some ranks, in parts that together are the op at least; nobody waits
-for links or for other ranks. It is priced by the terms that plans are priced by.
+Every plan computes each op on some ranks, in parts that together are the op at least: so none takes
+less than all compute spread over all ranks by their speeds. It waits for no link and no other rank.
+
+Of plans without stages that run the batch in one piece a search may know more: Rhino's planner has
+the relaxations of its programs (`intra_op.rhino.relaxation`), an exhaustive one the best plan. All
+are priced by the terms that plans are priced by.
 """
 
 from __future__ import annotations
@@ -48,10 +52,15 @@ def attach_bound(plan: Plan, problem: Problem, cluster: Cluster) -> Plan:
     """Return a priced plan with the seconds that no plan for as many ranks of `cluster` is below.
 
     Args:
+        plan: with what its search knows of that, if it holds for what else was searched.
         problem: that it solves; blocks that are recomputed count once, since others need not be.
         cluster: of all ranks.
     """
     if plan.cost is None:
         return plan
     least = shared_seconds(single_device_seconds(problem, cluster, plan.num_ranks))
-    return plan.with_findings(bound_s=least + cluster.step_s)
+    bounds = [least + cluster.step_s]
+    equal = len(set(cluster.devices[: plan.num_ranks])) == 1  # else shares may be unequal
+    if plan.findings.bound_s is not None and equal and plan.stages is None and plan.chunks == 1:
+        bounds.append(plan.findings.bound_s)
+    return plan.with_findings(bound_s=max(bounds))

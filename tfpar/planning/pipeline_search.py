@@ -113,6 +113,8 @@ def search_step(
         )
     result = search_plan(outer, evaluator)
     plan = result.best.plan
+    if any(candidate.num_actors > 1 for candidate in result.others):
+        plan = plan.with_findings(bound_s=None)  # it is one of plans without stages
     if scope.why_enough:
         if plan.cost is None:
             raise PlanError(

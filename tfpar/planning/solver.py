@@ -114,6 +114,13 @@ def minimise_or(
     return found
 
 
+def relaxed_cost(program: LinearProgram, deadline: Deadline) -> float:
+    """Find the least cost where no x has to be an integer; 0 if that was not found in time, or
+    other solvers than HiGHS are to."""
+    chosen = solver(deadline)
+    return _Highs(program, chosen).relaxed_cost() if chosen.name == "HiGHS" else 0.0
+
+
 class _Highs:
     """A program in HiGHS itself: to hand it over entry by entry takes longer than to solve it.
 
@@ -167,6 +174,13 @@ class _Highs:
             return SolverResult(SolveStatus.SOLVED, x)
         self.duals = np.array(solution.row_dual)
         return None
+
+    def relaxed_cost(self) -> float:
+        """The cost of the relaxation; 0 if it was not solved."""
+        from highspy import HighsModelStatus
+
+        optimal = self._run(True, RELAXED_PART) == HighsModelStatus.kOptimal
+        return float(self.highs.getInfo().objective_function_value) if optimal else 0.0
 
     def solved(self) -> SolverResult:
         """The answer."""

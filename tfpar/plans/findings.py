@@ -117,10 +117,12 @@ class Findings:
 
     Attributes:
         cost: what a step costs on the plan's cluster; None where nothing was priced.
-        layouts: the best plan on each other logical mesh that the planner searched, best first.
+        layouts: the best plan on each other logical mesh, best first; where none was searched, since
+            no plan there can be faster, the seconds that one takes at least, and no memory.
         baselines: the step on one device, and in data parallelism.
-        bound_s: seconds that no plan for as many ranks takes less than
-            (`planning.lower_bound`); None where nothing was priced.
+        bound_s: seconds that no plan takes less than (`planning.lower_bound`): no plan at all, or
+            where no stages were searched, none that runs the batch in one piece on all ranks. None
+            where nothing was priced.
         rivals: what else `pipeline="auto"` found, the fastest first; then what it estimated, or
             found no plan for, with why.
         rentals: its devices, first, and others on which the step was planned, the cheapest first;

@@ -127,9 +127,8 @@ class Plan:
 
     @property
     def bound(self) -> Bound | None:
-        """Distance of the plan from the best one, at most, as predicted: any plan takes as long as
-        all compute of the step, spread over its ranks by their speeds. None where nothing was
-        priced."""
+        """Distance of the plan from the best one, at most, as predicted; see
+        `Findings.bound_s`. None where nothing was priced."""
         seconds, cost = self.findings.bound_s, self.cost
         if not seconds or cost is None:
             return None

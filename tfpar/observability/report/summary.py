@@ -135,7 +135,7 @@ def _prediction(report: Report) -> Iterator[str]:
     yield from _baselines(report.candidates)
     yield from simpler_than(report)
     yield from report.warnings
-    layouts = [c for c in report.candidates if c.kind == "layout" and c.seconds is not None]
+    layouts = [c for c in report.candidates if c.kind == "layout" and c.memory_bytes is not None]
     if layouts:
         shown = [f"{found.name}: {format_seconds(found.seconds or 0.0)}" for found in layouts[:3]]
         yield f"Next best layouts: {'; '.join(shown)}"
@@ -167,8 +167,8 @@ def _baselines(candidates: Sequence[CandidateSummary]) -> Iterator[str]:
         plan = next(c for c in candidates if c.kind == "plan")
         least, taken = bound.seconds or 0.0, plan.seconds or 0.0
         yield (
-            f"No plan takes less than {format_seconds(least)}, the work alone spread evenly: this "
-            f"one takes at most {max(1.0, taken / least):.3g} times as long as the best"
+            f"No plan among those searched takes less than {format_seconds(least)}: this one takes "
+            f"at most {max(1.0, taken / least):.3g} times as long as the best"
         )
 
 

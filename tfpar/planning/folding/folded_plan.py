@@ -50,6 +50,7 @@ def unfold_plan(
     elsewhere: Sequence[Candidate] = (),
     preferred_to: FoldedPlan | None = None,
     cut_short: bool = False,
+    bound_s: float | None = None,
 ) -> Plan:
     """Return the plan of the whole model: what is found for a block serves all its instances.
 
@@ -59,6 +60,7 @@ def unfold_plan(
         elsewhere: the best plans on other meshes.
         preferred_to: the fastest plan, if `found` was taken for being simpler.
         cut_short: there may be better plans: there was no time to look for them.
+        bound_s: seconds that no plan of all meshes takes less than; None if that is not known.
     """
     twins = {v.name: [t.name for t in ts] for v, ts in model.folded.twins.items()}
     why = f"chosen by the {planner} planner"
@@ -100,6 +102,7 @@ def unfold_plan(
             layouts=tuple(sorted(elsewhere, key=lambda other: (other.seconds, other.name))),
             passed_over=passed_over,
             cut_short=cut_short,
+            bound_s=bound_s,
         ),
     )
 

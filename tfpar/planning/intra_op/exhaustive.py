@@ -91,6 +91,8 @@ class ExhaustivePlanner:
                 kind = TimeLimitError if deadline.cut_short else PlanError
                 raise kind("No plan satisfies the constraints.")
             best = fastest(found, problem)
+            fits = not problem.excess_in_parts(best.cost)
+            knows_all = self.decides == "ops" and fits and not deadline.cut_short
             return unfold_plan(
                 problem,
                 model,
@@ -98,6 +100,7 @@ class ExhaustivePlanner:
                 self.name,
                 preferred_to=best,
                 cut_short=deadline.cut_short,
+                bound_s=best.cost.seconds if knows_all else None,
             )
 
     def _plans(

@@ -246,7 +246,9 @@ def candidates_of(plan: Plan) -> Iterator[CandidateSummary]:
         causes=causes_of(plan.cost, step_s),
     )
     for one in found.layouts:
-        lost = _why(plan.cost.seconds, one.seconds, one.memory_bytes, limit)
+        lost = "no plan on it can be faster"
+        if one.memory_bytes is not None:
+            lost = _why(plan.cost.seconds, one.seconds, one.memory_bytes, limit)
         yield CandidateSummary(
             one.name, "layout", one.seconds, one.memory_bytes, _fits(one, limit), lost
         )

@@ -145,7 +145,8 @@ class PlanDiagnosis:
         others = [
             c
             for c in self.report.candidates
-            if c.kind in ("layout", "pipeline") and c.seconds is not None
+            if c.seconds is not None
+            and (c.kind == "pipeline" or (c.kind == "layout" and c.memory_bytes is not None))
         ]
         if cost is None or not others:
             return

@@ -63,12 +63,15 @@ class Costs:
 
     def __init__(self, space: AxisStrategySpace) -> None:
         self.space = space
-        self.pricer = Pricer(space.mesh, space.problem.cluster, space.model.roles)
+        self.pricer = self._make_pricer()
         self._distinct = [self.pricer.zero().vector] * 2  # the terms of moves, by their numbers
         self._moved: dict[tuple[object, ...], dict[tuple[Spec, Spec], int]] = {}
         nodes = zip(space.nodes, space.strategies, strict=True)
         self._nodes = [self._strategy_terms(*node) for node in nodes]
         self._moves = self._all_moves()
+
+    def _make_pricer(self) -> Pricer:
+        return Pricer(self.space.mesh, self.space.problem.cluster, self.space.model.roles)
 
     def network(
         self, gradients: Gradients = Gradients.HIDDEN, surcharge_s: float = 0.0
@@ -131,11 +134,7 @@ class Costs:
         if op in space.variables:
             return self._update_seconds(op, strategy)
         if op in space.fed:
-            # No op waits for it. But of plans that are equal, that is better which feeds a rank
-            # only its part.
-            (spec,) = space.specs(op, strategy, "kept")
-            read = self.pricer.local_bytes(op.outputs[0], spec)
-            return read / space.problem.cluster.device.memory_bandwidth
+            return self._feeding_seconds(op, strategy)
         if not op.inputs and op not in space.growth.axis_splits:
             return 0.0
         if op in space.left_alone or op not in space.growth.axis_splits:
@@ -147,6 +146,13 @@ class Costs:
             if source != target:  # along this axis, or one before
                 self.pricer.add_reshard(terms, Reshard(tensor, source, target))
         return 0.0
+
+    def _feeding_seconds(self, op: Op, strategy: AxisStrategy) -> float:
+        """Price the feeding of a batch: no op waits for it, but of plans that are equal, that is
+        better which feeds a rank only its part."""
+        (spec,) = self.space.specs(op, strategy, "kept")
+        read = self.pricer.local_bytes(op.outputs[0], spec)
+        return read / self.space.problem.cluster.device.memory_bandwidth
 
     def _add_left_alone(self, terms: Terms, op: Op, strategy: AxisStrategy) -> None:
         """Add what an op costs that is left to propagation: about as much as under data parallelism

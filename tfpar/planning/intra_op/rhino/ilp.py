@@ -38,6 +38,7 @@ from tfpar.planning.solver import (
     SolveStatus,
     minimise,
     minimise_or,
+    relaxed_cost,
 )
 
 
@@ -99,6 +100,13 @@ def solve_nearly(network: CostNetwork, deadline: Deadline | None = None) -> list
 
     answers = minimise_or(program.stated(), beside, deadline)
     return [program.solution(answer, deadline) for answer in answers]
+
+
+def relaxed_seconds(network: CostNetwork, deadline: Deadline) -> float:
+    """Bound what any choices cost from below, by the relaxation of the program; 0 if it was not
+    solved in time."""
+    program = _Program(network)
+    return relaxed_cost(program.stated(), deadline) / program.scale
 
 
 BESIDE = 1e-3

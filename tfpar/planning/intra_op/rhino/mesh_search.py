@@ -27,6 +27,7 @@ from tfpar.planning.intra_op.rhino.costs import Costs, Gradients, with_split
 from tfpar.planning.intra_op.rhino.explicit_ops import find_explicit_ops
 from tfpar.planning.intra_op.rhino.growth import is_compute_intensive
 from tfpar.planning.intra_op.rhino.ilp import NoSolution, Solution, solve_nearly, solve_network
+from tfpar.planning.intra_op.rhino.relaxation import least_seconds
 from tfpar.planning.intra_op.rhino.segments import (
     critical_ops,
     depths,
@@ -202,6 +203,20 @@ class MeshShapeSearch:
             else:
                 few = middle
         return found
+
+    def least_seconds(self, deadline: Deadline) -> float:
+        """Bound all plans on this mesh from below (`relaxation`); 0 if no bound is known."""
+        if self.mesh.size == 1:
+            return 0.0
+        self.deadline = deadline
+        axis = next(axis for axis, parts in enumerate(self.mesh.shape) if parts > 1)
+        chosen = Chosen()
+        for before in range(axis):
+            chosen = self._known_networks(before, chosen).space.nothing_split()
+        try:
+            return least_seconds(self._known_networks(axis, chosen).space, deadline)
+        except NoSolution:
+            return math.inf
 
     def _is_intensive(self, op: Op) -> bool:
         return is_compute_intensive(op, self.model.prepared)

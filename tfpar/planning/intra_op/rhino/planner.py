@@ -15,8 +15,9 @@ import dataclasses
 import functools
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from typing import TypeVar
 
 from tfpar.cost.cost import Cost
 from tfpar.cost.evaluation import evaluate
@@ -48,7 +49,13 @@ from tfpar.propagation.partitioned_graph import Anchors
 from tfpar.spec import Mesh, PlanError, Replicate, Shard, Spec, SpecError, TimeLimitError
 from tfpar.spec.arguments import check_choice
 
+R = TypeVar("R")
+
 LEVELS = (2, 3)
+
+WORTH_A_SEARCH = 0.02
+"""The part of a step that a mesh has to save at best to be searched: predictions do not tell plans
+apart that are so near to each other (`Objective.uncertainty` is more)."""
 
 ALTERNATIVES_S = 5.0
 """Time limit, in seconds, for pricing the other options of each weight, once the plan is found."""
@@ -100,28 +107,36 @@ class RhinoPlanner:
         if problem.aim.offer is not None:
             problem.aim.offer(functools.partial(self._first, problem, model), None)
             offer = functools.partial(offer_folded_plan, problem, model, self.name)
-        meshes = shapes(problem.meshes)
-        searches = [MeshShapeSearch(problem, model, *mesh, 2, offer=offer) for mesh in meshes]
-        results = _side_by_side(searches, deadline)
+        shaped = shapes(problem.meshes)
+        meshes = [MeshShapeSearch(problem, model, *mesh, 2, offer=offer) for mesh in shaped]
+        plain = list(baselines(problem, model))
+        least = _side_by_side([search.least_seconds for search in meshes], deadline)
+        searches, results = _searched(meshes, least, plain, problem, deadline)
+        skipped = [
+            Candidate(str(search.mesh), bound_s)
+            for search, bound_s in zip(meshes, least, strict=True)
+            if search not in searches and math.isfinite(bound_s)
+        ]
         if self.level == 3:
             results = _solved(searches, results, problem, deadline)
         found = [result for result in results if result is not None]
-        if not found and deadline.cut_short:
+        if searches and not found and deadline.cut_short:
             raise TimeLimitError(
                 "No plan was found in time. Give the search more search_seconds, or use "
                 "planner='tap'."
             )
-        if not found:
+        if searches and not found:
             raise PlanError("No plan satisfies the constraints: they leave some op no way to run.")
-        best = fastest(found, problem)
-        self.report = best.report
-        candidates: list[FoldedPlan] = [*found, *_plainer(problem, model, best)]
-        more_s = collective_penalty(best, problem)
-        if more_s and not deadline.over():
-            search = next(s for s, found in zip(searches, results, strict=True) if found is best)
-            (simpler,) = _side_by_side([search.counting(more_s)], deadline)
-            if simpler is not None:
-                candidates.append(simpler)
+        candidates: list[FoldedPlan] = [*found, *plain]
+        if found:
+            best = fastest(found, problem)
+            self.report = best.report
+            candidates += _as_ops_come(problem, model, best)
+            more_s = collective_penalty(best, problem)
+            if more_s and not deadline.over():
+                search = searches[results.index(best)].counting(more_s)
+                (simpler,) = _side_by_side([search.run], deadline)
+                candidates += [] if simpler is None else [simpler]
         self.work = sum((search.work for search in searches), SolverCounters())
         taken = pick_simplest(candidates, problem)
         until = Deadline(min(ALTERNATIVES_S, deadline.left))
@@ -134,12 +149,16 @@ class RhinoPlanner:
                 problem, model, taken.mesh, taken.anchors, taken.cost, until
             ),
             elsewhere=[
-                Candidate(str(f.mesh), f.cost.seconds, f.cost.memory_bytes)
-                for f in found
-                if f.mesh.shape != taken.mesh.shape
+                *skipped,
+                *(
+                    Candidate(str(f.mesh), f.cost.seconds, f.cost.memory_bytes)
+                    for f in found
+                    if f.mesh.shape != taken.mesh.shape
+                ),
             ],
             preferred_to=fastest(candidates, problem),
             cut_short=deadline.cut_short,
+            bound_s=min(*least, fastest(candidates, problem).cost.seconds),
         )
 
     def _first(self, problem: Problem, model: FoldedModel) -> Plan | None:
@@ -149,15 +168,50 @@ class RhinoPlanner:
         return None if found is None else unfold_plan(problem, model, found, self.name)
 
 
-def _plainer(problem: Problem, model: FoldedModel, best: FoldedPlan) -> Iterator[FoldedPlan]:
-    """Plans that take no search: without splits, and with the weights of `best`, the ops as they
-    come."""
-    yield from baselines(problem, model)
+def _as_ops_come(problem: Problem, model: FoldedModel, best: FoldedPlan) -> Iterator[FoldedPlan]:
+    """The weights of `best`, the ops as they come, which takes no search."""
     if best.anchors.ops:
         anchors = dataclasses.replace(best.anchors, ops={})
         laid = propagate(model.prepared, best.mesh, anchors)
         cost = evaluate(laid, problem.cluster, model.roles, problem.step.state_ratio)
         yield dataclasses.replace(best, anchors=anchors, cost=cost)
+
+
+def _searched(
+    meshes: Sequence[MeshShapeSearch],
+    least: Sequence[float],
+    plain: Sequence[FoldedPlan],
+    problem: Problem,
+    deadline: Deadline,
+) -> tuple[list[MeshShapeSearch], list[MeshShapePlan | None]]:
+    """Search the meshes on which there may be a faster plan than is known, and list them with what
+    is found: first the most promising one, then all that may still be faster than that.
+
+    Args:
+        least: the seconds that a step takes on each mesh at least.
+        plain: plans that take no search.
+    """
+    order = sorted(zip(least, range(len(meshes)), strict=True))
+    known, searches, results = list(plain), [], []
+    for some in (order[:1], order[1:]):
+        waves = [meshes[at] for bound_s, at in some if _may_be_faster(bound_s, known, problem)]
+        searches += waves
+        results += _side_by_side([search.run for search in waves], deadline)
+        known += [result for result in results if result is not None]
+    return searches, results
+
+
+def _may_be_faster(bound_s: float, known: Sequence[FoldedPlan], problem: Problem) -> bool:
+    """Whether a plan that takes at least `bound_s` may be faster than all that are known, by more
+    than is worth a search.
+
+    A plan that leaves ranks computing the same has to be the fastest: see `tie_breaking`.
+    """
+    if not known:
+        return True
+    best = fastest(known, problem)
+    margin = min(WORTH_A_SEARCH, problem.aim.objective.uncertainty) if best.cost.collectives else 0
+    return problem.excess_in_parts(best.cost) > 0 or (1 + margin) * bound_s < best.cost.seconds
 
 
 def _solved(
@@ -175,22 +229,20 @@ def _solved(
         least = result.cost.seconds * (1.0 - result.report.gap)
         may_be = problem.excess_in_parts(best.cost) or least < best.cost.seconds
         if result.report.gap > RELATIVE_GAP and may_be and not deadline.over():
-            (better,) = _side_by_side([searches[at].on_level(3)], deadline)
+            (better,) = _side_by_side([searches[at].on_level(3).run], deadline)
             solved[at] = fastest([result, *([] if better is None else [better])], problem)
     return solved
 
 
-def _side_by_side(
-    searches: Sequence[MeshShapeSearch], deadline: Deadline
-) -> list[MeshShapePlan | None]:
-    """Run the searches in threads: the solver works beside Python; all else takes turns.
+def _side_by_side(runs: Sequence[Callable[[Deadline], R]], deadline: Deadline) -> list[R]:
+    """Run parts of searches in threads: the solver works beside Python; all else takes turns.
 
     If one fails, or Ctrl-C comes, nobody waits for the others: they see soon that they are given
     up.
     """
-    pool = ThreadPoolExecutor(min(len(searches), os.cpu_count() or 1))
+    pool = ThreadPoolExecutor(max(1, min(len(runs), os.cpu_count() or 1)))
     try:
-        running = [pool.submit(search.run, deadline) for search in searches]
+        running = [pool.submit(run, deadline) for run in runs]
         # A thread that waits without an end may not notice Ctrl-C.
         while wait(running, LOOK_S, FIRST_EXCEPTION).not_done:
             if any(future.done() and future.exception() for future in running):
