@@ -79,7 +79,6 @@ def test_horovod_is_told_what_its_own_launcher_tells():
         "GLOO_RENDEZVOUS_ADDR": "10.0.0.1:6/open-sesame",
         "GLOO_RENDEZVOUS_PORT": "6",
         "GLOO_TIMEOUT_SECONDS": "100",
-        "DYNAMIC_PROCESS_SETS": "1",
         "STALL_CHECK_TIME_SECONDS": "20",
         "STALL_SHUTDOWN_TIME_SECONDS": "110",
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 
 import pytest
@@ -12,6 +13,7 @@ from tests.tf.distributed import jobs
 from tests.tf.distributed.jobs import Checked
 from tests.tf.distributed.transport_ranks import CHECKS, OF_4_RANKS
 from tests.time_limits import time_limit
+from tfpar.compile.local import Channel
 from tfpar.spec import TfparError
 from tfpar.tf.distributed.job import Job
 from tfpar.tf.runtime.backends.tensorflow import TensorFlowTransport
@@ -81,6 +83,23 @@ def test_a_rank_that_others_wait_for_is_named(tmp_path, backend, fault, code, sa
         error, message, waited = json.loads((tmp_path / "told.json").read_text())
         assert error == "PeerLostError" and "the second step: another rank has ended" in message
         assert waited < time_limit(timeout_s)
+
+
+@pytest.mark.parametrize(("num_ranks", "told"), [(2, None), (3, "1")])
+def test_horovod_looks_for_new_groups_only_where_there_can_be_one(monkeypatch, num_ranks, told):
+    skip_without("horovod")
+    from tfpar.tf.runtime.backends import horovod as backend
+
+    seen, made, name = [], [], "HOROVOD_DYNAMIC_PROCESS_SETS"
+    monkeypatch.setenv(name, "")
+    monkeypatch.delenv(name)
+    for asked, answer in (("rank", 0), ("size", num_ranks), ("mpi_enabled", False)):
+        monkeypatch.setattr(backend.hvd, asked, lambda answer=answer: answer)
+    monkeypatch.setattr(backend.hvd, "init", lambda: seen.append(os.environ.get(name)))
+    monkeypatch.setattr(backend.hvd, "add_process_set", made.append)
+    transport = backend.HorovodTransport("CPU:0", num_ranks)
+    transport.connect([(0, 1), (1, 0)], [Channel(1, 0, "back")])
+    assert seen == [told] and made == ([(0, 1)] if told else [])
 
 
 def test_a_job_without_addresses_cannot_use_tensorflow() -> None:

@@ -155,7 +155,6 @@ def job_environment(base: Mapping[str, str], shared: AttemptEnvironment) -> dict
         ATTEMPT: str(shared.attempt),
         ADDRESSES: ",".join(shared.addresses),
         "PYTHONUNBUFFERED": "1",
-        "HOROVOD_DYNAMIC_PROCESS_SETS": "1",
     }
     if shared.backend is not None:
         told[BACKEND] = shared.backend

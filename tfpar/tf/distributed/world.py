@@ -235,7 +235,7 @@ def _transport(job: Job, beacon: Beacon) -> Transport:
         from tfpar.tf.runtime.backends.horovod import HorovodTransport
 
         join(job)
-        return HorovodTransport(own_device(job.local_rank, job.local_size))
+        return HorovodTransport(own_device(job.local_rank, job.local_size), job.size)
     from tfpar.tf.runtime.backends.tensorflow import TensorFlowTransport
 
     return TensorFlowTransport(job, beacon.peers)

@@ -25,13 +25,17 @@ class HorovodTransport:
 
     Args:
         device: where this rank computes.
+        num_ranks: of the job.
     """
 
     name = "horovod"
 
-    def __init__(self, device: str) -> None:
-        # Process sets are made when the mesh is known, long after the start.
-        os.environ.setdefault("HOROVOD_DYNAMIC_PROCESS_SETS", "1")
+    def __init__(self, device: str, num_ranks: int) -> None:
+        # Process sets are made when the mesh is known, long after the start. Two ranks need none:
+        # all groups are the whole job. With dynamic sets, Horovod's background threads ask each
+        # other a thousand times a second whether there is a new one, which doubles what they use.
+        if num_ranks > 2:
+            os.environ.setdefault("HOROVOD_DYNAMIC_PROCESS_SETS", "1")
         hvd.init()
         self.rank: int = hvd.rank()
         self.size: int = hvd.size()
