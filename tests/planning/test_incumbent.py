@@ -19,7 +19,7 @@ from tfpar.planning.cache import PlanCache
 from tfpar.planning.deadline import Deadline
 from tfpar.planning.incumbent import Incumbent, SearchInterrupted
 from tfpar.planning.intra_op.rhino import RhinoPlanner, ilp
-from tfpar.planning.intra_op.rhino.planner import _side_by_side
+from tfpar.planning.intra_op.rhino.branch_and_bound import side_by_side
 from tfpar.planning.intra_op.tap.planner import TapPlanner
 from tfpar.planning.memory.peak_model import PeakMemoryModel
 from tfpar.planning.pricing.price import price_plan
@@ -216,7 +216,7 @@ def test_the_solver_does_not_keep_a_search_from_ending():
     seen, deadline, before = [], Deadline(), set(threading.enumerate())
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
-        _side_by_side([Solving().run], deadline)
+        side_by_side([Solving().run], deadline)
     assert time.monotonic() - seen[0] < AT_ONCE_S
     assert deadline.stopped
     for thread in set(threading.enumerate()) - before:
@@ -237,7 +237,7 @@ def test_one_search_that_fails_ends_the_others():
 
     deadline = Deadline()
     with pytest.raises(ValueError, match="no such thing"):
-        _side_by_side([Waiting().run, Failing().run], deadline)
+        side_by_side([Waiting().run, Failing().run], deadline)
     assert deadline.stopped
 
 

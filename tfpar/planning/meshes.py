@@ -127,8 +127,9 @@ def shapes(meshes: Sequence[LogicalMesh]) -> list[tuple[Mesh, tuple[int, ...] | 
     """Return the distinct shapes of `meshes` for a planner that splits the batch as it sees fit,
     with the axes that split it where these are given.
 
-    Where the mesh is open these are all ranks in a row, and every split of them in two axes. What
-    an axis is called means nothing then, so that ranks in a row are one shape.
+    Where the mesh is open these are all ranks in a row, and every split of them in two axes
+    (`finer_meshes` has those of more). What an axis is called means nothing then, so that ranks in
+    a row are one shape.
     """
     if len(meshes) == 1:
         return [(meshes[0].mesh, meshes[0].batch_axes)]
@@ -137,6 +138,24 @@ def shapes(meshes: Sequence[LogicalMesh]) -> list[tuple[Mesh, tuple[int, ...] | 
         if mesh.num_axes == 2:
             shaped.setdefault(tuple(size for size in mesh.shape if size > 1), mesh)
     return [(mesh, None) for mesh in shaped.values()]
+
+
+MAX_AXES = 4
+"""Most axes that a planner gives a mesh."""
+
+
+def finer_meshes(mesh: Mesh) -> list[Mesh]:
+    """List the meshes that have one axis more than `mesh`, one of whose axes is split in two."""
+    used = [size for size in mesh.shape if size > 1]
+    if len(used) >= MAX_AXES:
+        return []
+    names = ("data", *(f"d{axis}" for axis in range(1, len(used) + 1)))
+    sizes = dict.fromkeys(
+        (*used[:axis], size // inner, inner, *used[axis + 1 :])
+        for axis, size in enumerate(used)
+        for inner in divisors(size)[1:-1]
+    )
+    return [Mesh(names, shape) for shape in sizes]
 
 
 def input_spec(batched: bool, mesh: Mesh, axes: Sequence[int]) -> Spec:

@@ -83,7 +83,8 @@ def _on_other_meshes(
     whole = next((plan for plan in known if plan.stages is None), None)
     if whole is not None and whole.findings.layouts:
         names = [other.name for other in whole.findings.layouts]
-        meshes = [m for name in names for m in meshes if name in (str(m), str(m.mesh))]
+        near = [m for name in names for m in meshes if name in (str(m), str(m.mesh))]
+        meshes = [*near, *(logical for logical in meshes if logical not in near)]
     for logical in meshes[:count]:
         try:
             plan, _ = search(dataclasses.replace(request, meshes=(logical,)))

@@ -1,7 +1,7 @@
 """Rhino's planner (§4): all ops of the graph are decided together, without names or layers.
 
-For every shape of the mesh, its axes are decided one after another (`mesh_search`): along each,
-every op has a few strategies (`growth`), what they cost and what moves between them is a cost
+For every shape of the mesh that may be the best (`branch_and_bound`), its axes are decided one
+after another (`mesh_search`): along each, every op has a few strategies (`growth`), what they cost and what moves between them is a cost
 network (`axis_space`), and chains of it are merged (`cones`). The rest is an integer linear program
 (`ilp`). Level 2 relaxes it, and where that is not integer goes through the segments between
 critical nodes by dynamic programming (`segments`); level 3 goes on from there, and solves the
@@ -14,10 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
 
 from tfpar.cost.cost import Cost
 from tfpar.cost.evaluation import evaluate
@@ -28,8 +25,8 @@ from tfpar.planning.deadline import Deadline
 from tfpar.planning.folding.folded_model import FoldedModel, folded_model
 from tfpar.planning.folding.folded_plan import FoldedPlan, offer_folded_plan, unfold_plan
 from tfpar.planning.intra_op.incremental.incremental import IncrementalPricer
+from tfpar.planning.intra_op.rhino.branch_and_bound import MeshTree, side_by_side
 from tfpar.planning.intra_op.rhino.mesh_search import (
-    MeshShapePlan,
     MeshShapeSearch,
     SearchStatistics,
 )
@@ -42,26 +39,16 @@ from tfpar.planning.intra_op.tie_breaking import (
 )
 from tfpar.planning.meshes import shapes
 from tfpar.planning.problem import Problem
-from tfpar.planning.solver import RELATIVE_GAP
 from tfpar.plans import Candidate, Plan, SpecOption
 from tfpar.propagation.engine import propagate
 from tfpar.propagation.partitioned_graph import Anchors
 from tfpar.spec import Mesh, PlanError, Replicate, Shard, Spec, SpecError, TimeLimitError
 from tfpar.spec.arguments import check_choice
 
-R = TypeVar("R")
-
 LEVELS = (2, 3)
-
-WORTH_A_SEARCH = 0.02
-"""The part of a step that a mesh has to save at best to be searched: predictions do not tell plans
-apart that are so near to each other (`Objective.uncertainty` is more)."""
 
 ALTERNATIVES_S = 5.0
 """Time limit, in seconds, for pricing the other options of each weight, once the plan is found."""
-
-LOOK_S = 0.2
-"""Interval, in seconds, at which whoever waits for a search looks whether Ctrl-C came."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -107,37 +94,34 @@ class RhinoPlanner:
         if problem.aim.offer is not None:
             problem.aim.offer(functools.partial(self._first, problem, model), None)
             offer = functools.partial(offer_folded_plan, problem, model, self.name)
-        shaped = shapes(problem.meshes)
-        meshes = [MeshShapeSearch(problem, model, *mesh, 2, offer=offer) for mesh in shaped]
-        plain = list(baselines(problem, model))
-        least = _side_by_side([search.least_seconds for search in meshes], deadline)
-        searches, results = _searched(meshes, least, plain, problem, deadline)
-        skipped = [
-            Candidate(str(search.mesh), bound_s)
-            for search, bound_s in zip(meshes, least, strict=True)
-            if search not in searches and math.isfinite(bound_s)
-        ]
+        tree = MeshTree(
+            problem,
+            lambda mesh, batch: MeshShapeSearch(problem, model, mesh, batch, 2, offer=offer),
+            list(baselines(problem, model)),
+            deadline,
+        )
+        tree.search()
         if self.level == 3:
-            results = _solved(searches, results, problem, deadline)
-        found = [result for result in results if result is not None]
-        if searches and not found and deadline.cut_short:
+            tree.solve()
+        found = [result for result in tree.results if result is not None]
+        if tree.searches and not found and deadline.cut_short:
             raise TimeLimitError(
                 "No plan was found in time. Give the search more search_seconds, or use "
                 "planner='tap'."
             )
-        if searches and not found:
+        if tree.searches and not found:
             raise PlanError("No plan satisfies the constraints: they leave some op no way to run.")
-        candidates: list[FoldedPlan] = [*found, *plain]
+        candidates: list[FoldedPlan] = [*found, *tree.plain]
         if found:
             best = fastest(found, problem)
             self.report = best.report
             candidates += _as_ops_come(problem, model, best)
             more_s = collective_penalty(best, problem)
             if more_s and not deadline.over():
-                search = searches[results.index(best)].counting(more_s)
-                (simpler,) = _side_by_side([search.run], deadline)
+                search = tree.searches[tree.results.index(best)].counting(more_s)
+                (simpler,) = side_by_side([search.run], deadline)
                 candidates += [] if simpler is None else [simpler]
-        self.work = sum((search.work for search in searches), SolverCounters())
+        self.work = sum((search.work for search in tree.searches), SolverCounters())
         taken = pick_simplest(candidates, problem)
         until = Deadline(min(ALTERNATIVES_S, deadline.left))
         return unfold_plan(
@@ -149,7 +133,7 @@ class RhinoPlanner:
                 problem, model, taken.mesh, taken.anchors, taken.cost, until
             ),
             elsewhere=[
-                *skipped,
+                *tree.skipped,
                 *(
                     Candidate(str(f.mesh), f.cost.seconds, f.cost.memory_bytes)
                     for f in found
@@ -158,7 +142,7 @@ class RhinoPlanner:
             ],
             preferred_to=fastest(candidates, problem),
             cut_short=deadline.cut_short,
-            bound_s=min(*least, fastest(candidates, problem).cost.seconds),
+            bound_s=tree.bound_s,
         )
 
     def _first(self, problem: Problem, model: FoldedModel) -> Plan | None:
@@ -175,84 +159,6 @@ def _as_ops_come(problem: Problem, model: FoldedModel, best: FoldedPlan) -> Iter
         laid = propagate(model.prepared, best.mesh, anchors)
         cost = evaluate(laid, problem.cluster, model.roles, problem.step.state_ratio)
         yield dataclasses.replace(best, anchors=anchors, cost=cost)
-
-
-def _searched(
-    meshes: Sequence[MeshShapeSearch],
-    least: Sequence[float],
-    plain: Sequence[FoldedPlan],
-    problem: Problem,
-    deadline: Deadline,
-) -> tuple[list[MeshShapeSearch], list[MeshShapePlan | None]]:
-    """Search the meshes on which there may be a faster plan than is known, and list them with what
-    is found: first the most promising one, then all that may still be faster than that.
-
-    Args:
-        least: the seconds that a step takes on each mesh at least.
-        plain: plans that take no search.
-    """
-    order = sorted(zip(least, range(len(meshes)), strict=True))
-    known, searches, results = list(plain), [], []
-    for some in (order[:1], order[1:]):
-        waves = [meshes[at] for bound_s, at in some if _may_be_faster(bound_s, known, problem)]
-        searches += waves
-        results += _side_by_side([search.run for search in waves], deadline)
-        known += [result for result in results if result is not None]
-    return searches, results
-
-
-def _may_be_faster(bound_s: float, known: Sequence[FoldedPlan], problem: Problem) -> bool:
-    """Whether a plan that takes at least `bound_s` may be faster than all that are known, by more
-    than is worth a search.
-
-    A plan that leaves ranks computing the same has to be the fastest: see `tie_breaking`.
-    """
-    if not known:
-        return True
-    best = fastest(known, problem)
-    margin = min(WORTH_A_SEARCH, problem.aim.objective.uncertainty) if best.cost.collectives else 0
-    return problem.excess_in_parts(best.cost) > 0 or (1 + margin) * bound_s < best.cost.seconds
-
-
-def _solved(
-    searches: Sequence[MeshShapeSearch],
-    results: Sequence[MeshShapePlan | None],
-    problem: Problem,
-    deadline: Deadline,
-) -> list[MeshShapePlan | None]:
-    """Search on level 3 the meshes that may become the fastest by it: where the gap of level 2 is
-    larger than the mesh is behind the best. Those that look fastest come first."""
-    solved = list(results)
-    found = {at: result for at, result in enumerate(results) if result is not None}
-    for at in sorted(found, key=lambda at: found[at].cost.seconds):
-        best, result = fastest([r for r in solved if r is not None], problem), found[at]
-        least = result.cost.seconds * (1.0 - result.report.gap)
-        may_be = problem.excess_in_parts(best.cost) or least < best.cost.seconds
-        if result.report.gap > RELATIVE_GAP and may_be and not deadline.over():
-            (better,) = _side_by_side([searches[at].on_level(3).run], deadline)
-            solved[at] = fastest([result, *([] if better is None else [better])], problem)
-    return solved
-
-
-def _side_by_side(runs: Sequence[Callable[[Deadline], R]], deadline: Deadline) -> list[R]:
-    """Run parts of searches in threads: the solver works beside Python; all else takes turns.
-
-    If one fails, or Ctrl-C comes, nobody waits for the others: they see soon that they are given
-    up.
-    """
-    pool = ThreadPoolExecutor(max(1, min(len(runs), os.cpu_count() or 1)))
-    try:
-        running = [pool.submit(run, deadline) for run in runs]
-        # A thread that waits without an end may not notice Ctrl-C.
-        while wait(running, LOOK_S, FIRST_EXCEPTION).not_done:
-            if any(future.done() and future.exception() for future in running):
-                break
-        return [future.result() for future in running if future.done()]
-    except BaseException:
-        deadline.stop()
-        raise
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
 
 
 # --- Options of each weight ---

@@ -1,0 +1,168 @@
+"""Branch and bound over the meshes of a step (Land and Doig 1960): which are searched, and in what
+order.
+
+A mesh is bounded from below (`relaxation`) by its first axis, however many others the rest is split
+into. The mesh with the least bound is searched first, then all with one or two axes on which a
+faster plan may be. Where the best of them waits for collectives, one of its axes is split in two,
+as long as that makes it faster: on links of several speeds three or four axes move less.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from typing import TypeVar
+
+from tfpar.planning.deadline import Deadline
+from tfpar.planning.folding.folded_plan import FoldedPlan
+from tfpar.planning.intra_op.rhino.mesh_search import MeshShapePlan, MeshShapeSearch
+from tfpar.planning.intra_op.tie_breaking import fastest
+from tfpar.planning.meshes import finer_meshes, shapes
+from tfpar.planning.problem import Problem
+from tfpar.planning.solver import RELATIVE_GAP
+from tfpar.plans import Candidate
+from tfpar.spec import Mesh
+
+R = TypeVar("R")
+
+WORTH_A_SEARCH = 0.02
+"""The part of a step that a mesh has to save at best to be searched: predictions do not tell plans
+apart that are so near to each other (`Objective.uncertainty` is more)."""
+
+WORTH_AN_AXIS = 0.1
+"""The part of a step that waits for collectives from which more axes are tried: they save little
+else."""
+
+LOOK_S = 0.2
+"""Interval, in seconds, at which whoever waits for a search looks whether Ctrl-C came."""
+
+
+@dataclasses.dataclass(eq=False)
+class MeshTree:
+    """The meshes of a problem, and what is found on them.
+
+    Args:
+        make: the search of a mesh, and of the axes that split the batch, where these are given.
+        plain: plans that take no search.
+
+    Attributes:
+        searches, results: of the meshes that were searched.
+    """
+
+    problem: Problem
+    make: Callable[[Mesh, Sequence[int] | None], MeshShapeSearch]
+    plain: Sequence[FoldedPlan]
+    deadline: Deadline
+    searches: list[MeshShapeSearch] = dataclasses.field(default_factory=list)
+    results: list[MeshShapePlan | None] = dataclasses.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._meshes = [self.make(*shaped) for shaped in shapes(self.problem.meshes)]
+        bounds = [search.least_seconds for search in self._meshes]
+        self._least_s = dict(zip(self._meshes, side_by_side(bounds, self.deadline), strict=True))
+        self._by_first_axis = {_used(s.mesh)[:1]: least for s, least in self._least_s.items()}
+
+    @property
+    def bound_s(self) -> float:
+        """Seconds that no plan takes less than; 0 where that is not known."""
+        known = [plan.cost.seconds for plan in self._known()]
+        return min([*self._least_s.values(), *known])
+
+    @property
+    def skipped(self) -> list[Candidate]:
+        """The meshes on which no plan can be faster, with what one takes at least."""
+        return [
+            Candidate(str(search.mesh), least_s)
+            for search, least_s in self._least_s.items()
+            if search not in self.searches and math.isfinite(least_s)
+        ]
+
+    def search(self) -> None:
+        """Search all meshes that may have the fastest plan."""
+        first = min(self._meshes, key=self._least_s.__getitem__)
+        self._run([first])
+        self._run(search for search in self._meshes if search is not first)
+        if len(self._meshes) > 1:
+            self._split_axes()
+
+    def solve(self) -> None:
+        """Search on level 3 the meshes that may become the fastest by it: where the gap of level 2
+        is larger than the mesh is behind the best. Those that look fastest come first."""
+        found = {at: result for at, result in enumerate(self.results) if result is not None}
+        for at in sorted(found, key=lambda at: found[at].cost.seconds):
+            result = found[at]
+            best = fastest([r for r in self.results if r is not None], self.problem)
+            least = result.cost.seconds * (1.0 - result.report.gap)
+            may_be = self.problem.excess_in_parts(best.cost) or least < best.cost.seconds
+            if result.report.gap > RELATIVE_GAP and may_be and not self.deadline.over():
+                search = self.searches[at].on_level(3)
+                (better,) = side_by_side([search.run], self.deadline)
+                both = [result, *([] if better is None else [better])]
+                self.results[at] = fastest(both, self.problem)
+
+    def _split_axes(self) -> None:
+        """Split the axes of the best mesh as long as that makes it faster."""
+        tried = {_used(search.mesh) for search in self._meshes}
+        best = None
+        while (known := fastest(self._known(), self.problem)) is not best:
+            best = known
+            waiting = sum(best.cost.communication_s) + best.cost.exposed_s
+            if waiting <= WORTH_AN_AXIS * best.cost.seconds or self.deadline.over():
+                return
+            finer = [mesh for mesh in finer_meshes(best.mesh) if _used(mesh) not in tried]
+            tried.update(map(_used, finer))
+            self._run(self.make(mesh, None) for mesh in finer)
+
+    def _run(self, searches: Iterable[MeshShapeSearch]) -> None:
+        """Run those of `searches` that may find a faster plan, side by side."""
+        running = [search for search in searches if self._may_be_faster(search)]
+        self.searches += running
+        self.results += side_by_side([search.run for search in running], self.deadline)
+
+    def _known(self) -> list[FoldedPlan]:
+        return [*self.plain, *(result for result in self.results if result is not None)]
+
+    def _may_be_faster(self, search: MeshShapeSearch) -> bool:
+        """Whether there may be a plan faster than all that are known, by more than is worth a
+        search.
+
+        A plan that leaves ranks computing the same has to be the fastest: see `tie_breaking`.
+        """
+        known, margin = self._known(), 0.0
+        if not known:
+            return True
+        best = fastest(known, self.problem)
+        if best.cost.collectives:
+            margin = min(WORTH_A_SEARCH, self.problem.aim.objective.uncertainty)
+        least_s = self._by_first_axis.get(_used(search.mesh)[:1], 0.0)
+        does_not_fit = self.problem.excess_in_parts(best.cost) > 0
+        return does_not_fit or (1 + margin) * least_s < best.cost.seconds
+
+
+def side_by_side(runs: Sequence[Callable[[Deadline], R]], deadline: Deadline) -> list[R]:
+    """Run parts of searches in threads: the solver works beside Python; all else takes turns.
+
+    If one fails, or Ctrl-C comes, nobody waits for the others: they see soon that they are given
+    up.
+    """
+    pool = ThreadPoolExecutor(max(1, min(len(runs), os.cpu_count() or 1)))
+    try:
+        running = [pool.submit(run, deadline) for run in runs]
+        # A thread that waits without an end may not notice Ctrl-C.
+        while wait(running, LOOK_S, FIRST_EXCEPTION).not_done:
+            if any(future.done() and future.exception() for future in running):
+                break
+        return [future.result() for future in running if future.done()]
+    except BaseException:
+        deadline.stop()
+        raise
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _used(mesh: Mesh) -> tuple[int, ...]:
+    """The sizes of the axes that have several ranks."""
+    return tuple(size for size in mesh.shape if size > 1)
