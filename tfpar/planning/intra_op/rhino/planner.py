@@ -1,12 +1,12 @@
 """Rhino's planner (§4): all ops of the graph are decided together, without names or layers.
 
 For every shape of the mesh that may be the best (`branch_and_bound`), its axes are decided one
-after another (`mesh_search`): along each, every op has a few strategies (`growth`), what they cost and what moves between them is a cost
-network (`axis_space`), and chains of it are merged (`cones`). The rest is an integer linear program
-(`ilp`). Level 2 relaxes it, and where that is not integer goes through the segments between
-critical nodes by dynamic programming (`segments`); level 3 goes on from there, and solves the
-programs of meshes that may still be the fastest. Where the plan stores too much, the largest
-parameters have to be split, as few as will do (§4.4).
+after another (`mesh_search`): along each, every op has a few strategies (`growth`), what they cost
+and what moves between them is a cost network (`axis_space`), and chains of it are merged (`cones`).
+The rest is an integer linear program (`ilp`). Level 2 relaxes it, and where that is not integer
+goes through the segments between critical nodes by dynamic programming (`segments`); level 3 goes
+on from there, and solves the programs of meshes that may still be the fastest. Where the plan
+stores too much, the largest parameters have to be split, as few as will do (§4.4).
 """
 
 from __future__ import annotations
