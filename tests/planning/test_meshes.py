@@ -7,6 +7,7 @@ import pytest
 from tfpar.planning.meshes import (
     LogicalMesh,
     expert_meshes,
+    finer_meshes,
     given_mesh,
     idle_mesh,
     logical_meshes,
@@ -93,3 +94,11 @@ def test_only_inputs_that_hold_the_batch_are_split():
     assert logical.batch_names == ("model",)
     assert logical.input_spec(True) == (Replicate(), Shard(0))
     assert logical.input_spec(False) == (Replicate(), Replicate())
+
+
+def test_an_axis_is_split_in_two_as_long_as_there_are_four_at_most():
+    found = finer_meshes(Mesh(("data", "model"), (2, 8)))
+    assert [mesh.shape for mesh in found] == [(2, 4, 2), (2, 2, 4)]
+    assert found[0].axis_names == ("data", "d1", "d2")
+    assert [m.shape for m in finer_meshes(Mesh(("model", "data"), (6, 1)))] == [(3, 2), (2, 3)]
+    assert finer_meshes(Mesh(("a", "b", "c", "d"), (4, 4, 4, 4))) == []
