@@ -12,6 +12,7 @@ from benchmarks.models import SMALL, batch_of, compile_model
 from tests.cases import is_nightly, nightly
 from tests.e2e.test_searched_plans import COMPUTE_BOUND, MESH, split_weights
 from tests.equivalence import assert_equivalent, assert_same, op_by_op, train
+from tfpar.cluster import Cluster, Device, Level
 from tfpar.planning.intra_op import RhinoPlanner
 from tfpar.plans import Plan
 from tfpar.spec import Shard
@@ -182,3 +183,36 @@ def test_a_plan_of_ops_trains_in_chunks(name):
     )
     assert_same(parallel, plain)
     assert tap.plan_of(parallel.model).ops
+
+
+def test_a_plan_on_three_axes_trains_as_on_one_device():
+    """As a mesh whose axes are split in two has them, here given by a constraint."""
+
+    def build():
+        sizes = ("relu", 96), ("relu", 96), (None, 16)
+        hidden = [layers.Dense(units, activation) for activation, units in sizes]
+        model = keras.Sequential([keras.Input((32,)), *hidden])
+        model.compile("adam", "mse")
+        return model
+
+    rng = np.random.default_rng(0)
+    x, y = (rng.normal(size=(SAMPLES, n)).astype("float32") for n in (32, 16))
+    slow = Device({"float32": 1e9}, 2**30, 1e9, 1e-7)
+    links = [Level(2, 1e8, 1e-6), Level(2, 1e9, 1e-7), Level(2, 4e9, 1e-7)]
+    parallel, _ = assert_equivalent(
+        build,
+        (x, y),
+        {"data": 2, "d1": 2, "d2": 2},
+        planner=FASTEST,
+        cluster=Cluster.regular("slow", slow, links),
+        constraints=[tap.batch("data")],
+        batch_size=BATCH,
+    )
+    plan = tap.plan_of(parallel.model)
+    split = {
+        axis
+        for variable in plan.variables.values()
+        for axis, placement in enumerate(variable.spec or ())
+        if isinstance(placement, Shard)
+    }
+    assert plan.mesh.shape == (2, 2, 2) and split >= {1, 2}

@@ -216,8 +216,9 @@ def test_no_layout_of_weights_is_below_the_bound(name, dispatch_s):
     """On meshes of two axes, too, of which the bound sees one."""
     asked = problem(GRAPHS[name](), (2, 2))
     asked = changed(asked, cluster=asked.cluster.with_device(dispatch_s=dispatch_s))
+    least = seconds(ExhaustivePlanner(), asked)
     for planner in BY_OPS.values():
-        assert planner.solve(asked).findings.bound_s <= seconds(ExhaustivePlanner(), asked)
+        assert 0 < planner.solve(asked).findings.bound_s <= least * (1 + 1e-9)
 
 
 def test_what_one_rank_computes_is_the_best():

@@ -180,16 +180,26 @@ class Pricer:
         """
         kind, num_bytes, when = moved.kind, moved.num_bytes, moved.when(self.roles)
         if when is When.BETWEEN:
-            seconds = self.collective_seconds(kind, axes, num_bytes)
+            packable = PackingKey.of(moved, self.roles, axes, phase, times, runs)
+            seconds = self.waited_seconds(kind, axes, num_bytes, packable is not None)
             terms.communication[phase] += times * seconds
             terms.dispatch[phase] += times * self._dispatch_s
             terms.count += times * runs
-            packable = PackingKey.of(moved, self.roles, axes, phase, times, runs)
             if packable is not None:
                 one = PackingSets.one(packable, num_bytes, seconds)
                 terms.together = terms.together.plus(one)
         else:
             terms.pack(when, kind, axes, times * num_bytes)
+
+    def waited_seconds(
+        self, kind: str, axes: tuple[int, ...], num_bytes: float, packable: bool
+    ) -> float:
+        """Price a collective that ops wait for, by itself.
+
+        Args:
+            packable: it may start with others, of which `wait` knows.
+        """
+        return self.collective_seconds(kind, axes, num_bytes)
 
     def add_variables(self, terms: Terms, stored: VariableBytes, state_ratio: float | None) -> None:
         """Add the bytes of variables, and their update where the graph holds only stand-ins for it.

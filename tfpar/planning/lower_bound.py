@@ -52,7 +52,7 @@ def attach_bound(plan: Plan, problem: Problem, cluster: Cluster) -> Plan:
     """Return a priced plan with the seconds that no plan for as many ranks of `cluster` is below.
 
     Args:
-        plan: with what its search knows of that, if it holds for what else was searched.
+        plan: as its search has found it; where stages were searched too, without a bound.
         problem: that it solves; blocks that are recomputed count once, since others need not be.
         cluster: of all ranks.
     """

@@ -68,8 +68,7 @@ class MeshTree:
     @property
     def bound_s(self) -> float:
         """Seconds that no plan takes less than; 0 where that is not known."""
-        known = [plan.cost.seconds for plan in self._known()]
-        return min([*self._least_s.values(), *known])
+        return min(self._least_s.values())
 
     @property
     def skipped(self) -> list[Candidate]:

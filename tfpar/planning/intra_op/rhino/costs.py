@@ -28,7 +28,7 @@ import numpy as np
 
 from tfpar.cost.collectives import collective_seconds, seconds_per_byte
 from tfpar.cost.pricer import Pricer
-from tfpar.cost.terms import Terms
+from tfpar.cost.terms import BUCKET_SIZES, Terms
 from tfpar.ir.graph import Op, Tensor
 from tfpar.ir.roles import BACKWARD, When
 from tfpar.ir.traits import REFERENCES
@@ -48,6 +48,16 @@ class Gradients(enum.Enum):
     ALONE = "each is a collective of its own, with its latency; nothing hides it"
 
 
+def gradient_models(space: AxisStrategySpace) -> list[Gradients]:
+    """List the models that may be right of a step, the likeliest first: few gradients are full in
+    one bucket, so that nothing hides them."""
+    times = space.model.roles.times
+    weights = [v for v in space.graph.variables if v.trainable]
+    num_bytes = sum(v.num_bytes * times.get(v.handle.op, 1) for v in weights)
+    models = list(Gradients)
+    return models[1:] if num_bytes <= BUCKET_SIZES[0] else models
+
+
 _Way = tuple[int, np.ndarray, tuple[tuple[int, np.ndarray], ...]]
 """Of a tensor the source, what it is made as, and the readers, as of `ReshardCosts`."""
 
@@ -63,15 +73,15 @@ class Costs:
 
     def __init__(self, space: AxisStrategySpace) -> None:
         self.space = space
-        self.pricer = self._make_pricer()
+        self.pricer = self._make_pricer(space.mesh)
         self._distinct = [self.pricer.zero().vector] * 2  # the terms of moves, by their numbers
         self._moved: dict[tuple[object, ...], dict[tuple[Spec, Spec], int]] = {}
         nodes = zip(space.nodes, space.strategies, strict=True)
         self._nodes = [self._strategy_terms(*node) for node in nodes]
         self._moves = self._all_moves()
 
-    def _make_pricer(self) -> Pricer:
-        return Pricer(self.space.mesh, self.space.problem.cluster, self.space.model.roles)
+    def _make_pricer(self, mesh: Mesh) -> Pricer:
+        return Pricer(mesh, self.space.problem.cluster, self.space.model.roles)
 
     def network(
         self, gradients: Gradients = Gradients.HIDDEN, surcharge_s: float = 0.0
@@ -159,18 +169,20 @@ class Costs:
         or on one rank, divided among the ranks that share its work along the axes before."""
         decision = self.space.data_parallel[op]
         split = strategy.needs == tuple(spec[0] for spec in decision.strategy.in_specs)
-        single = Pricer(
-            Mesh(("data",), (self.space.parts,)), self.space.problem.cluster, self.space.model.roles
-        )
+        single = self._make_pricer(Mesh(("data",), (self.space.parts,)))
         part = single.zero()
         single.add_op(part, op, self.space.prepared.rules[op], decision)
-        times = 1.0 if split else float(self.space.parts)
+        times = 1.0 if split else self._parts_alone()
         before = self.space.before.get(op, ())
         for along, parts in zip(before, self.space.mesh.shape, strict=False):
             if any(not isinstance(p, Replicate) for p in along.needs):
                 times /= parts
         for phase, seconds in enumerate(part.compute):
             terms.compute[phase] += times * seconds
+
+    def _parts_alone(self) -> float:
+        """Count the parts that an op that is left alone computes on each rank where it is whole."""
+        return float(self.space.parts)
 
     def _update_seconds(self, op: Op, strategy: AxisStrategy) -> float:
         variable = self.space.variables[op]

@@ -104,7 +104,11 @@ def solve_nearly(network: CostNetwork, deadline: Deadline | None = None) -> list
 
 def relaxed_seconds(network: CostNetwork, deadline: Deadline) -> float:
     """Bound what any choices cost from below, by the relaxation of the program; 0 if it was not
-    solved in time."""
+    solved in time.
+
+    Raises:
+        NoSolution: no choices satisfy the program.
+    """
     program = _Program(network)
     return relaxed_cost(program.stated(), deadline) / program.scale
 

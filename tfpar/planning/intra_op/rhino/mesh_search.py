@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from tfpar.cost.evaluation import evaluate
-from tfpar.cost.terms import BUCKET_SIZES
 from tfpar.ir.graph import Op
 from tfpar.planning.deadline import Deadline
 from tfpar.planning.folding.folded_model import FoldedModel
@@ -23,7 +22,7 @@ from tfpar.planning.intra_op.rhino.axis_space import (
 )
 from tfpar.planning.intra_op.rhino.cones import ReducedNetwork, eliminate_chains
 from tfpar.planning.intra_op.rhino.cost_network import CostNetwork
-from tfpar.planning.intra_op.rhino.costs import Costs, Gradients, with_split
+from tfpar.planning.intra_op.rhino.costs import Costs, Gradients, gradient_models, with_split
 from tfpar.planning.intra_op.rhino.explicit_ops import find_explicit_ops
 from tfpar.planning.intra_op.rhino.growth import is_compute_intensive
 from tfpar.planning.intra_op.rhino.ilp import NoSolution, Solution, solve_nearly, solve_network
@@ -89,11 +88,7 @@ class Networks:
     def __init__(self, space: AxisStrategySpace) -> None:
         self.space = space
         self._made: dict[tuple[Gradients, float], CostNetwork] = {}
-        times = space.model.roles.times
-        weights = [v for v in space.graph.variables if v.trainable]
-        num_bytes = sum(v.num_bytes * times.get(v.handle.op, 1) for v in weights)
-        kinds = list(Gradients)
-        self._kinds = kinds[1:] if num_bytes <= BUCKET_SIZES[0] else kinds
+        self._kinds = gradient_models(space)
 
     @functools.cached_property
     def _costs(self) -> Costs:

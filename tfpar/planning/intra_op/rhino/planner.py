@@ -112,6 +112,7 @@ class RhinoPlanner:
         if tree.searches and not found:
             raise PlanError("No plan satisfies the constraints: they leave some op no way to run.")
         candidates: list[FoldedPlan] = [*found, *tree.plain]
+        self.report = SearchStatistics()
         if found:
             best = fastest(found, problem)
             self.report = best.report
@@ -142,7 +143,7 @@ class RhinoPlanner:
             ],
             preferred_to=fastest(candidates, problem),
             cut_short=deadline.cut_short,
-            bound_s=tree.bound_s,
+            bound_s=min(tree.bound_s, *(plan.cost.seconds for plan in candidates)),
         )
 
     def _first(self, problem: Problem, model: FoldedModel) -> Plan | None:

@@ -15,28 +15,27 @@ need not be searched.
 
 from __future__ import annotations
 
-import math
+from typing import Any
 
 import numpy as np
 
 from tfpar.cluster.description import Cluster
 from tfpar.cost.collectives import least_seconds_per_byte
 from tfpar.cost.host import waiting_for_host
-from tfpar.cost.packing_gain import PackingKey
 from tfpar.cost.pricer import Pricer
-from tfpar.cost.terms import BUCKET_SIZES, Terms
+from tfpar.cost.terms import Terms
 from tfpar.ir.graph import Op
-from tfpar.ir.roles import Roles, When
+from tfpar.ir.roles import Roles
 from tfpar.planning.deadline import Deadline
 from tfpar.planning.intra_op.rhino.axis_space import AxisStrategySpace
 from tfpar.planning.intra_op.rhino.axis_strategy import AxisStrategy
 from tfpar.planning.intra_op.rhino.cones import eliminate_chains
-from tfpar.planning.intra_op.rhino.costs import Costs, Gradients
+from tfpar.planning.intra_op.rhino.costs import Costs, gradient_models
 from tfpar.planning.intra_op.rhino.ilp import relaxed_seconds
 from tfpar.propagation.partitioned_graph import Decision
 from tfpar.propagation.reshard import Communication
 from tfpar.rules.rule import OpRule
-from tfpar.spec import Mesh
+from tfpar.spec import Mesh, Spec
 
 
 def least_seconds(space: AxisStrategySpace, deadline: Deadline) -> float:
@@ -49,11 +48,7 @@ def least_seconds(space: AxisStrategySpace, deadline: Deadline) -> float:
         The seconds; 0 if they were not found in time.
     """
     costs = _RelaxedCosts(space)
-    weights = [v for v in space.graph.variables if v.trainable]
-    times = space.model.roles.times
-    num_bytes = sum(v.num_bytes * times.get(v.handle.op, 1) for v in weights)
-    few = num_bytes <= BUCKET_SIZES[0]
-    network = costs.network(Gradients.EXPOSED if few else Gradients.HIDDEN)
+    network = costs.network(gradient_models(space)[0])
     running = relaxed_seconds(eliminate_chains(network).network, deadline)
     if not running:
         return 0.0
@@ -65,12 +60,15 @@ class _RelaxedPricer(Pricer):
     """A pricer to whom all that is not decided is as good as it can be.
 
     Args:
-        parts: ranks that share all work along the other axes.
+        decided: ranks along the axis that is decided.
+        parts: ranks that share all work along the others.
     """
 
-    def __init__(self, mesh: Mesh, cluster: Cluster, roles: Roles, parts: int) -> None:
+    def __init__(
+        self, mesh: Mesh, cluster: Cluster, roles: Roles, decided: int, parts: int
+    ) -> None:
         super().__init__(mesh, cluster, roles)
-        self.parts = parts
+        self.decided, self.parts = decided, parts
 
     def op_seconds(self, op: Op, rule: OpRule, decision: Decision) -> float:
         seconds = super().op_seconds(op, rule, decision)
@@ -79,29 +77,27 @@ class _RelaxedPricer(Pricer):
         starting = min(seconds, self.cluster.device.launch_s * self.issued(op, decision))
         return starting + (seconds - starting) / self.parts
 
+    def alike(self, *specs: Spec) -> int:
+        """Leave out the axes that are not decided: what is divided among their ranks is not alike
+        there."""
+        return max(1, super().alike(*specs) // (self.mesh.size // self.decided))
+
     def cut_seconds(self, moved: Communication) -> float:
         return super().cut_seconds(moved) / self.parts
 
     def update_seconds(self, weight_bytes: float, state_ratio: float) -> float:
         return super().update_seconds(weight_bytes, state_ratio) / self.parts
 
-    def add_collective(
-        self,
-        terms: Terms,
-        moved: Communication,
-        axes: tuple[int, ...],
-        phase: int,
-        times: int,
-        runs: int = 1,
-    ) -> None:
-        kind, num_bytes, when = moved.kind, moved.num_bytes / self.parts, moved.when(self.roles)
-        if when is not When.BETWEEN:
-            terms.pack(when, kind, axes, times * num_bytes)
-        elif PackingKey.of(moved, self.roles, axes, phase, times, runs) is None:
-            terms.communication[phase] += times * self.collective_seconds(kind, axes, num_bytes)
-        else:  # it may start with others
-            per_byte = least_seconds_per_byte(kind, axes, self.ranks, self.linked)
-            terms.communication[phase] += times * num_bytes * per_byte
+    def add_collective(self, terms: Terms, moved: Communication, *args: Any, **more: Any) -> None:
+        part = moved._replace(num_bytes=moved.num_bytes // self.parts)
+        super().add_collective(terms, part, *args, **more)
+
+    def waited_seconds(
+        self, kind: str, axes: tuple[int, ...], num_bytes: float, packable: bool
+    ) -> float:
+        if not packable:
+            return self.collective_seconds(kind, axes, num_bytes)
+        return num_bytes * least_seconds_per_byte(kind, axes, self.ranks, self.linked)
 
 
 class _RelaxedCosts(Costs):
@@ -109,21 +105,22 @@ class _RelaxedCosts(Costs):
 
     def least_dispatch_s(self) -> float:
         """Seconds in which hosts issue the ops, however they run."""
-        zero, found = self.pricer.zero(), 0.0
-        zero.dispatch[:] = 1.0
-        for terms, seconds in self._nodes:
-            issued = (terms @ zero.vector)[np.isfinite(seconds)]
-            found += float(issued.min(initial=math.inf)) if len(issued) else 0.0
-        return found
+        issuing = self.pricer.zero()
+        issuing.dispatch[:] = 1.0
+        each = (
+            (terms @ issuing.vector)[np.isfinite(seconds)].tolist()
+            for terms, seconds in self._nodes
+        )
+        return sum(min(of_node, default=0.0) for of_node in each)
 
-    def _make_pricer(self) -> Pricer:
+    def _make_pricer(self, mesh: Mesh) -> Pricer:
         space = self.space
         parts = space.mesh.size // space.parts
-        return _RelaxedPricer(space.mesh, space.problem.cluster, space.model.roles, parts)
+        cluster, roles = space.problem.cluster, space.model.roles
+        return _RelaxedPricer(mesh, cluster, roles, space.parts, parts)
 
     def _feeding_seconds(self, op: Op, strategy: AxisStrategy) -> float:
         return 0.0  # no step takes longer by it
 
-    def _add_left_alone(self, terms: Terms, op: Op, strategy: AxisStrategy) -> None:
-        """Add what its part takes where the batch is split."""
-        self.pricer.add_op(terms, op, self.space.prepared.rules[op], self.space.data_parallel[op])
+    def _parts_alone(self) -> float:
+        return 1.0  # it takes no less whole than split

@@ -1,0 +1,113 @@
+"""Meshes are bounded, and those on which no plan can be faster are not searched."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from tests.planning.changes import changed
+from tests.planning.problems import Captured
+from tests.planning.tiny import GRAPHS, problem
+from tfpar.cost.cost import Cost
+from tfpar.planning.deadline import Deadline
+from tfpar.planning.folding.folded_model import folded_model
+from tfpar.planning.folding.folded_plan import FoldedPlan
+from tfpar.planning.intra_op.rhino.branch_and_bound import MeshTree
+from tfpar.planning.intra_op.rhino.mesh_search import MeshShapeSearch
+from tfpar.planning.meshes import given_mesh
+from tfpar.propagation import Anchors
+from tfpar.spec import Mesh
+
+UNCERTAIN = 0.1
+
+
+def plan(mesh: Mesh, seconds: float, waiting: float = 0.0, memory: float = 0.0) -> FoldedPlan:
+    """A plan with a collective that takes so long, part of it waiting."""
+    parts = (seconds - waiting, 0.0, 0.0), (waiting, 0.0, 0.0)
+    cost = Cost(seconds, *parts, 0.0, 0.0, 1, weight_bytes=memory, collectives=1)
+    return FoldedPlan(mesh, (), Anchors({}), cost, 0)
+
+
+@dataclasses.dataclass(eq=False)
+class Known:
+    """A search of which is known what it finds, and its bound, by the sizes of the mesh."""
+
+    mesh: Mesh
+    least: dict[tuple[int, ...], float]
+    found: dict[tuple[int, ...], float]
+    part_waiting: float
+    memory: float
+
+    def least_seconds(self, deadline: Deadline) -> float:
+        return self.least.get(self.mesh.shape, 1.0)
+
+    def run(self, deadline: Deadline) -> FoldedPlan:
+        seconds = self.found.get(self.mesh.shape, 10.0)
+        return plan(self.mesh, seconds, self.part_waiting * seconds, self.memory)
+
+
+def searched(least, found, *, plain=20.0, waiting=0.0, uncertainty=UNCERTAIN, memory=0.0):
+    """The meshes of 8 ranks that are searched, in their order, and those that are skipped."""
+    asked = problem(GRAPHS["one layer"](), [8]).with_objective(uncertainty=uncertainty)
+    tree = MeshTree(
+        asked,
+        lambda mesh, batch: Known(mesh, least, found, waiting, memory),
+        [plan(Mesh.of([8]), plain, memory=memory)],
+        Deadline(),
+    )
+    tree.search()
+    assert tree.bound_s == min(search.least_seconds(Deadline()) for search in tree._meshes)
+    return [s.mesh.shape for s in tree.searches], {one.name: one.seconds for one in tree.skipped}
+
+
+def test_the_mesh_with_the_least_bound_comes_first_and_may_be_the_only_one():
+    least = {(8, 1): 12.0, (4, 2): 5.0, (2, 4): 11.0}
+    assert searched(least, {(4, 2): 9.0}) == (
+        [(4, 2)],
+        {"data=8 x model=1": 12.0, "data=2 x model=4": 11.0},
+    )
+    assert searched(least, {(4, 2): 11.5})[0] == [(4, 2), (2, 4)]
+
+
+def test_none_is_searched_for_less_than_two_percent_unless_the_fastest_is_asked_for():
+    least = {(8, 1): 9.9, (4, 2): 9.9, (2, 4): 9.9}
+    assert searched(least, {}, plain=10.0) == ([], dict.fromkeys(NAMES, 9.9))
+    assert len(searched(least, {}, plain=10.0, uncertainty=0.0)[0]) == 3
+    assert len(searched(least, {}, plain=10.2)[0]) == 1, "which finds one of 10"
+
+
+NAMES = ("data=8 x model=1", "data=4 x model=2", "data=2 x model=4")
+
+
+def test_where_nothing_fits_all_meshes_are_searched():
+    least = {(8, 1): 12.0, (4, 2): 5.0, (2, 4): 11.0}
+    assert len(searched(least, {(4, 2): 9.0}, memory=1e30)[0]) == 3
+
+
+def test_axes_are_split_where_collectives_take_time():
+    found = {(2, 4): 8.0, (2, 2, 2): 6.0}
+    assert searched({}, found)[0][3:] == [], "nothing is waited for"
+    assert searched({}, found, waiting=0.5)[0][3:] == [(2, 2, 2)]
+    least = {(2, 4): 7.9}
+    assert searched(least, found, waiting=0.5)[0][3:] == [], (
+        "no plan with that first axis is faster"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [("recurrent", (1, 2)), ("recurrent", (2, 1)), ("mlp", (2, 2)), ("mlp", (1, 4))],
+)
+@pytest.mark.parametrize("cluster", ["rhino-m8", "cpu"])
+def test_the_bound_of_a_mesh_is_below_its_plan(name, sizes, cluster):
+    """Also of ops that are left alone, behind an axis of one rank, and in one memory; nothing but
+    work counts."""
+    asked = Captured.saved(name).problem([math.prod(sizes)], cluster)
+    mesh = Mesh(("data", "model"), sizes)
+    asked = changed(asked, cluster=asked.cluster.with_device(launch_s=0.0))
+    asked = asked.with_meshes([given_mesh(mesh, ["model"])])
+    search = MeshShapeSearch(asked, folded_model(asked, 2), mesh, [1], 2)
+    least, found = search.least_seconds(Deadline()), search.run(Deadline())
+    assert 0 < least <= found.cost.seconds * (1 + 1e-9)
