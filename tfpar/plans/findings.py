@@ -118,7 +118,7 @@ class Findings:
     Attributes:
         cost: what a step costs on the plan's cluster; None where nothing was priced.
         layouts: the best plan on each other logical mesh, best first; where none was searched,
-            since no plan there can be faster, the seconds that one takes at least, and no memory.
+            since no plan there comes near, the seconds that one takes at least, and no memory.
         baselines: the step on one device, and in data parallelism.
         bound_s: seconds that no plan takes less than (`planning.lower_bound`): no plan at all, or
             where no stages were searched, none that runs the batch in one piece on all ranks. None

@@ -1,4 +1,4 @@
-"""Meshes are bounded, and those on which no plan can be faster are not searched."""
+"""Meshes are bounded, and those on which no plan comes near the best are not searched."""
 
 from __future__ import annotations
 
@@ -68,17 +68,8 @@ def test_the_mesh_with_the_least_bound_comes_first_and_may_be_the_only_one():
         [(4, 2)],
         {"data=8 x model=1": 12.0, "data=2 x model=4": 11.0},
     )
-    assert searched(least, {(4, 2): 11.5})[0] == [(4, 2), (2, 4)]
-
-
-def test_none_is_searched_for_less_than_two_percent_unless_the_fastest_is_asked_for():
-    least = {(8, 1): 9.9, (4, 2): 9.9, (2, 4): 9.9}
-    assert searched(least, {}, plain=10.0) == ([], dict.fromkeys(NAMES, 9.9))
-    assert len(searched(least, {}, plain=10.0, uncertainty=0.0)[0]) == 3
-    assert len(searched(least, {}, plain=10.2)[0]) == 1, "which finds one of 10"
-
-
-NAMES = ("data=8 x model=1", "data=4 x model=2", "data=2 x model=4")
+    assert searched(least, {(4, 2): 10.5})[0] == [(4, 2), (2, 4)], "one as simple may be near"
+    assert searched(least, {(4, 2): 10.5}, uncertainty=0.0)[0] == [(4, 2)]
 
 
 def test_where_nothing_fits_all_meshes_are_searched():

@@ -246,7 +246,7 @@ def candidates_of(plan: Plan) -> Iterator[CandidateSummary]:
         causes=causes_of(plan.cost, step_s),
     )
     for one in found.layouts:
-        lost = "no plan on it can be faster"
+        lost = "no plan on it comes near"
         if one.memory_bytes is not None:
             lost = _why(plan.cost.seconds, one.seconds, one.memory_bytes, limit)
         yield CandidateSummary(

@@ -2,9 +2,10 @@
 order.
 
 A mesh is bounded from below (`relaxation`) by its first axis, however many others the rest is split
-into. The mesh with the least bound is searched first, then all with one or two axes on which a
-faster plan may be. Where the best of them waits for collectives, one of its axes is split in two,
-as long as that makes it faster: on links of several speeds three or four axes move less.
+into. The mesh with the least bound is searched first, then all with one or two axes on which a plan
+may be near enough to the best to be taken (`tie_breaking`). Where the best of them waits for
+collectives, one of its axes is split in two, as long as that makes it faster: on links of several
+speeds three or four axes move less.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import TypeVar
 
@@ -29,8 +30,8 @@ from tfpar.spec import Mesh
 R = TypeVar("R")
 
 WORTH_A_SEARCH = 0.02
-"""The part of a step that a mesh has to save at best to be searched: predictions do not tell plans
-apart that are so near to each other (`Objective.uncertainty` is more)."""
+"""The part of a step that a mesh of more axes has to save at best to be searched: predictions do
+not tell plans apart that are so near to each other."""
 
 WORTH_AN_AXIS = 0.1
 """The part of a step that waits for collectives from which more axes are tried: they save little
@@ -72,7 +73,7 @@ class MeshTree:
 
     @property
     def skipped(self) -> list[Candidate]:
-        """The meshes on which no plan can be faster, with what one takes at least."""
+        """The meshes that were not searched, with what a plan takes there at least."""
         return [
             Candidate(str(search.mesh), least_s)
             for search, least_s in self._least_s.items()
@@ -80,10 +81,11 @@ class MeshTree:
         ]
 
     def search(self) -> None:
-        """Search all meshes that may have the fastest plan."""
+        """Search all meshes that may have the plan that is taken."""
         first = min(self._meshes, key=self._least_s.__getitem__)
         self._run([first])
-        self._run(search for search in self._meshes if search is not first)
+        limit_s = (1 + self.problem.aim.objective.uncertainty) * self._fastest_s()
+        self._run([s for s in self._meshes if s is not first and self._least_s[s] <= limit_s])
         if len(self._meshes) > 1:
             self._split_axes()
 
@@ -106,39 +108,36 @@ class MeshTree:
         """Split the axes of the best mesh as long as that makes it faster."""
         tried = {_used(search.mesh) for search in self._meshes}
         best = None
-        while (known := fastest(self._known(), self.problem)) is not best:
-            best = known
+        while (known := self._known()) and (fast := fastest(known, self.problem)) is not best:
+            best, limit_s = fast, self._fastest_s() / (1 + WORTH_A_SEARCH)
             waiting = sum(best.cost.communication_s) + best.cost.exposed_s
             if waiting <= WORTH_AN_AXIS * best.cost.seconds or self.deadline.over():
                 return
             finer = [mesh for mesh in finer_meshes(best.mesh) if _used(mesh) not in tried]
             tried.update(map(_used, finer))
-            self._run(self.make(mesh, None) for mesh in finer)
+            least_s = [self._by_first_axis.get(_used(mesh)[:1], 0.0) for mesh in finer]
+            self._run(
+                [
+                    self.make(mesh, None)
+                    for mesh, least in zip(finer, least_s, strict=True)
+                    if least < limit_s
+                ]
+            )
 
-    def _run(self, searches: Iterable[MeshShapeSearch]) -> None:
-        """Run those of `searches` that may find a faster plan, side by side."""
-        running = [search for search in searches if self._may_be_faster(search)]
-        self.searches += running
-        self.results += side_by_side([search.run for search in running], self.deadline)
+    def _run(self, searches: Sequence[MeshShapeSearch]) -> None:
+        """Run searches side by side."""
+        self.searches += searches
+        self.results += side_by_side([search.run for search in searches], self.deadline)
 
     def _known(self) -> list[FoldedPlan]:
         return [*self.plain, *(result for result in self.results if result is not None)]
 
-    def _may_be_faster(self, search: MeshShapeSearch) -> bool:
-        """Whether there may be a plan faster than all that are known, by more than is worth a
-        search.
-
-        A plan that leaves ranks computing the same has to be the fastest: see `tie_breaking`.
-        """
-        known, margin = self._known(), 0.0
-        if not known:
-            return True
-        best = fastest(known, self.problem)
-        if best.cost.collectives:
-            margin = min(WORTH_A_SEARCH, self.problem.aim.objective.uncertainty)
-        least_s = self._by_first_axis.get(_used(search.mesh)[:1], 0.0)
-        does_not_fit = self.problem.excess_in_parts(best.cost) > 0
-        return does_not_fit or (1 + margin) * least_s < best.cost.seconds
+    def _fastest_s(self) -> float:
+        """Seconds of the fastest plan that is known; infinite where none fits."""
+        known = self._known()
+        best = fastest(known, self.problem) if known else None
+        fits = best is not None and not self.problem.excess_in_parts(best.cost)
+        return best.cost.seconds if best is not None and fits else math.inf
 
 
 def side_by_side(runs: Sequence[Callable[[Deadline], R]], deadline: Deadline) -> list[R]:

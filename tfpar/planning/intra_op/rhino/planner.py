@@ -104,24 +104,21 @@ class RhinoPlanner:
         if self.level == 3:
             tree.solve()
         found = [result for result in tree.results if result is not None]
-        if tree.searches and not found and deadline.cut_short:
+        if not found and deadline.cut_short:
             raise TimeLimitError(
                 "No plan was found in time. Give the search more search_seconds, or use "
                 "planner='tap'."
             )
-        if tree.searches and not found:
+        if not found:
             raise PlanError("No plan satisfies the constraints: they leave some op no way to run.")
-        candidates: list[FoldedPlan] = [*found, *tree.plain]
-        self.report = SearchStatistics()
-        if found:
-            best = fastest(found, problem)
-            self.report = best.report
-            candidates += _as_ops_come(problem, model, best)
-            more_s = collective_penalty(best, problem)
-            if more_s and not deadline.over():
-                search = tree.searches[tree.results.index(best)].counting(more_s)
-                (simpler,) = side_by_side([search.run], deadline)
-                candidates += [] if simpler is None else [simpler]
+        best = fastest(found, problem)
+        self.report = best.report
+        candidates: list[FoldedPlan] = [*found, *tree.plain, *_as_ops_come(problem, model, best)]
+        more_s = collective_penalty(best, problem)
+        if more_s and not deadline.over():
+            search = tree.searches[tree.results.index(best)].counting(more_s)
+            (simpler,) = side_by_side([search.run], deadline)
+            candidates += [] if simpler is None else [simpler]
         self.work = sum((search.work for search in tree.searches), SolverCounters())
         taken = pick_simplest(candidates, problem)
         until = Deadline(min(ALTERNATIVES_S, deadline.left))
