@@ -23,7 +23,7 @@ from tfpar.planning.intra_op.tap.planner import TapPlanner
 from tfpar.planning.lower_bound import attach_bound, shared_seconds, single_device_seconds
 from tfpar.planning.meshes import given_mesh
 from tfpar.planning.problem import ConstrainedSpec, step_anchors
-from tfpar.plans import Plan
+from tfpar.plans import Candidate, Plan
 from tfpar.propagation import prepare, propagate
 from tfpar.spec import ArgumentError, Mesh, PlanError, Replicate, Shard, parse_spec
 
@@ -243,3 +243,13 @@ def test_a_fast_and_a_slow_device_share_the_work_by_their_speeds():
     cluster = Cluster("unlike", nodes, asked.cluster.levels[:1] or (Level(2, 1e9, 1e-6),))
     shared = shared_seconds(single_device_seconds(asked, cluster, 2))
     assert shared == pytest.approx(alone[0] * 3 / 4)
+
+
+def test_no_bound_is_above_a_plan_that_was_found():
+    """Compute alone may be: some ops are priced for less in parts."""
+    asked = problem(SMALLEST["a layer"](), (2,))
+    plan = TapPlanner().solve(asked)
+    quick = Candidate("data=2 x model=1", 1e-12, 1.0)
+    skipped = Candidate("data=1 x model=2", 1e-13)
+    told = attach_bound(plan.with_findings(layouts=(quick, skipped)), asked, asked.cluster)
+    assert told.findings.bound_s == quick.seconds

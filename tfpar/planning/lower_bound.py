@@ -2,6 +2,8 @@
 
 Every plan computes each op on some ranks, in parts that together are the op at least: so none takes
 less than all compute spread over all ranks by their speeds. It waits for no link and no other rank.
+But some ops are priced for less in parts (a loss over split classes, which then is several ops): so
+no bound is above a plan that was found.
 
 Of plans without stages that run the batch in one piece a search may know more: Rhino's planner has
 the relaxations of its programs (`intra_op.rhino.relaxation`), an exhaustive one the best plan. All
@@ -58,9 +60,10 @@ def attach_bound(plan: Plan, problem: Problem, cluster: Cluster) -> Plan:
     """
     if plan.cost is None:
         return plan
-    least = shared_seconds(single_device_seconds(problem, cluster, plan.num_ranks))
-    bounds = [least + cluster.step_s]
+    least_s = shared_seconds(single_device_seconds(problem, cluster, plan.num_ranks))
+    least_s += cluster.step_s
     equal = len(set(cluster.devices[: plan.num_ranks])) == 1  # else shares may be unequal
-    if plan.findings.bound_s is not None and equal and plan.stages is None and plan.chunks == 1:
-        bounds.append(plan.findings.bound_s)
-    return plan.with_findings(bound_s=max(bounds))
+    if plan.findings.bound_s and equal and plan.stages is None and plan.chunks == 1:
+        least_s = plan.findings.bound_s
+    searched = [one.seconds for one in plan.findings.layouts if one.memory_bytes is not None]
+    return plan.with_findings(bound_s=min(least_s, plan.cost.seconds, *searched))
