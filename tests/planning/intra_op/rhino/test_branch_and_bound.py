@@ -10,7 +10,7 @@ import pytest
 from tests.planning.changes import changed
 from tests.planning.problems import Captured
 from tests.planning.tiny import GRAPHS, problem
-from tfpar.cost.cost import Cost
+from tfpar.cost import Cost
 from tfpar.planning.deadline import Deadline
 from tfpar.planning.folding.folded_model import folded_model
 from tfpar.planning.folding.folded_plan import FoldedPlan

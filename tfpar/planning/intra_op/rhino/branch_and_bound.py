@@ -86,6 +86,12 @@ class MeshTree:
         self._run([first])
         limit_s = (1 + self.problem.aim.objective.uncertainty) * self._fastest_s()
         self._run([s for s in self._meshes if s is not first and self._least_s[s] <= limit_s])
+        order = sorted(
+            range(len(self.searches)), key=lambda at: self._meshes.index(self.searches[at])
+        )
+        self.searches, self.results = (
+            [some[at] for at in order] for some in (self.searches, self.results)
+        )  # of plans that are equal that of the simpler mesh comes first
         if len(self._meshes) > 1:
             self._split_axes()
 
