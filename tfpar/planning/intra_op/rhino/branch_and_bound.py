@@ -86,12 +86,10 @@ class MeshTree:
         self._run([first])
         limit_s = (1 + self.problem.aim.objective.uncertainty) * self._fastest_s()
         self._run([s for s in self._meshes if s is not first and self._least_s[s] <= limit_s])
-        order = sorted(
-            range(len(self.searches)), key=lambda at: self._meshes.index(self.searches[at])
-        )
-        self.searches, self.results = (
-            [some[at] for at in order] for some in (self.searches, self.results)
-        )  # of plans that are equal that of the simpler mesh comes first
+        # of plans that are equal that of the simpler mesh comes first
+        found = sorted(zip(self.searches, self.results, strict=True), key=self._place)
+        self.searches = [search for search, _ in found]
+        self.results = [result for _, result in found]
         if len(self._meshes) > 1:
             self._split_axes()
 
@@ -109,6 +107,10 @@ class MeshTree:
                 (better,) = side_by_side([search.run], self.deadline)
                 both = [result, *([] if better is None else [better])]
                 self.results[at] = fastest(both, self.problem)
+
+    def _place(self, found: tuple[MeshShapeSearch, MeshShapePlan | None]) -> int:
+        """Where a mesh comes among those of the problem."""
+        return self._meshes.index(found[0])
 
     def _split_axes(self) -> None:
         """Split the axes of the best mesh as long as that makes it faster."""
