@@ -208,6 +208,23 @@ def test_what_is_recomputed_is_not_taken_for_what_it_repeats():
     assert [t.op.type for t in barrier.inputs] == ["Placeholder", "Tanh"]
 
 
+def test_a_loss_waits_for_the_update_without_a_barrier():
+    """It would keep the weights that were read beside those that are written."""
+    step = Step()
+    weight = step.variable("weight")
+    value = step.read(weight)
+    loss = step.chain(step.build.binary("Mul", step.input(), value))
+    written = step.assign(weight, loss, after=value.op)
+    told = step.build.emit("Identity", [loss], [(LARGE, "float32")], {"T": FLOAT}, "told")
+    told.control += [value.op, written]
+    step.returns(told.outputs[0])
+    graph = step.compiled()
+    (call,) = calls(graph)
+    body = graph.functions[call.attrs["f"]]
+    (last,) = (op for op in body.ops if op.type == "Identity")
+    assert [op.type for op in last.control] == ["ReadVariableOp", "AssignVariableOp"]
+
+
 def test_what_xla_cannot_take_is_left_out_and_named():
     step = Step()
     x = step.build.unary("Cosh", step.chain(step.input()))

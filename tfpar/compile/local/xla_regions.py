@@ -375,8 +375,9 @@ class _Region:
         inputs = [self._local(t) for t in op.inputs]
         awaited = [*op.control, *(r for r in self.reads if op in self._repeatable[r])]
         control = [self._ops[b] for b in dict.fromkeys(awaited) if b in self._ops]
-        if op.type == "Identity" and control:
-            made = self._wait(op, inputs[0], control)
+        computed = [b for b in control if b.outputs and not b.stateful]
+        if op.type == "Identity" and computed:
+            made = self._wait(op, inputs[0], computed)
         else:
             outputs = [(t.shape, t.dtype) for t in op.outputs]
             made = self._build.emit(
@@ -385,12 +386,14 @@ class _Region:
         self._ops[op] = made
         self._tensors.update(zip(op.outputs, made.outputs, strict=False))
 
-    def _wait(self, op: Op, given: Tensor, control: Sequence[Op]) -> Op:
-        """Hand on a tensor once others are there: XLA knows no control edges.
+    def _wait(self, op: Op, given: Tensor, computed: Sequence[Op]) -> Op:
+        """Hand on a tensor once others are computed: XLA knows no control edges.
 
         Without it XLA would see that what is recomputed is what the forward pass has computed.
+        Reads and writes need no such barrier, as they are compiled in the order of control edges.
+        It would keep what was read of weights beside what is written to them.
         """
-        tensors = [given, *(b.outputs[0] for b in control if b.outputs)]
+        tensors = [given, *(b.outputs[0] for b in computed)]
         attrs = {"T": [DType(t.dtype) for t in tensors]}
         outputs = [(t.shape, t.dtype) for t in tensors]
         return self._build.emit("XlaOptimizationBarrier", tensors, outputs, attrs, op.name)
