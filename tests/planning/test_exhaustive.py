@@ -206,14 +206,31 @@ def test_no_plan_is_below_the_bound(name, mesh):
     found = attach_bound(RhinoPlanner().solve(asked), asked, asked.cluster)
     compute = attach_bound(best.with_findings(bound_s=None), asked, asked.cluster).bound
     assert compute.seconds <= found.bound.seconds <= best.cost.seconds * (1 + 1e-9)
+    assert found.bound.seconds == pytest.approx(best.cost.seconds, rel=2e-3), "nearly the best"
     assert found.bound.gap == pytest.approx(found.cost.seconds / found.bound.seconds - 1)
     assert Plan.from_json(found.to_json()).bound == found.bound
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name",),
+    some_first(
+        [("a layer that is not trained",)], [(name,) for name in SMALLEST if name != LONGEST]
+    ),
+)
+def test_the_bound_of_two_axes_is_the_best_of_all_ways_along_both(name, monkeypatch):
+    monkeypatch.setattr(exhaustive, "MAX_PLANS", 20_000)
+    asked = problem(SMALLEST[name](), (2, 2))
+    least = ExhaustivePlanner("ops").solve(asked).cost.seconds
+    bound_s = RhinoPlanner().solve(asked).findings.bound_s
+    assert bound_s <= least * (1 + 1e-9)
+    assert bound_s == pytest.approx(least, rel=1e-3)
 
 
 @pytest.mark.parametrize("dispatch_s", [0.0, 1e-4])
 @pytest.mark.parametrize("name", ["gated", "towers", "a large batch"])
 def test_no_layout_of_weights_is_below_the_bound(name, dispatch_s):
-    """On meshes of two axes, too, of which the bound sees one."""
+    """On meshes of two axes, too."""
     asked = problem(GRAPHS[name](), (2, 2))
     asked = changed(asked, cluster=asked.cluster.with_device(dispatch_s=dispatch_s))
     least = seconds(ExhaustivePlanner(), asked)

@@ -63,6 +63,13 @@ def least_seconds_per_byte(kind: str, axes: tuple[int, ...], mesh: Mesh, cluster
     return min(per_byte for _, per_byte in lines(kind, axes, mesh, cluster))
 
 
+def least_startup_seconds(kind: str, axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> float:
+    """Bound the start of a collective from below, whatever is sent."""
+    if mesh.group_size(axes) == 1:
+        return 0.0
+    return min(start for start, _ in lines(kind, axes, mesh, cluster))
+
+
 @functools.lru_cache(maxsize=65536)
 def lines(kind: str, axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> tuple[Line, ...]:
     """Give the cost line of each algorithm that the cluster's library has for the collective."""

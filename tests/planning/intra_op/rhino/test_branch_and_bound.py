@@ -89,9 +89,15 @@ def test_axes_are_split_where_collectives_take_time():
 
 @pytest.mark.parametrize(
     ("name", "sizes"),
-    [("recurrent", (1, 2)), ("recurrent", (2, 1)), ("mlp", (2, 2)), ("mlp", (1, 4))],
+    [
+        ("recurrent", (1, 2)),
+        ("recurrent", (2, 1)),
+        ("mlp", (2, 2)),
+        ("mlp", (1, 4)),
+        ("wide", (2, 8)),
+    ],
 )
-@pytest.mark.parametrize("cluster", ["rhino-m8", "cpu"])
+@pytest.mark.parametrize("cluster", ["v100-ethernet", "cpu"])
 def test_the_bound_of_a_mesh_is_below_its_plan(name, sizes, cluster):
     """Also of ops that are left alone, behind an axis of one rank, and in one memory; nothing but
     work counts."""

@@ -11,8 +11,20 @@ import pytest
 from tests.cases import seeds
 from tfpar.planning.deadline import Deadline
 from tfpar.planning.intra_op.rhino.cones import eliminate_chains
-from tfpar.planning.intra_op.rhino.cost_network import CostNetwork, DecisionNode, ReshardCosts
-from tfpar.planning.intra_op.rhino.ilp import NoSolution, Solution, _Program, solve_nearly
+from tfpar.planning.intra_op.rhino.cost_network import (
+    CostNetwork,
+    DecisionNode,
+    ReshardCosts,
+    join,
+)
+from tfpar.planning.intra_op.rhino.ilp import (
+    FixedCharge,
+    NoSolution,
+    Solution,
+    _Program,
+    relaxed_seconds,
+    solve_nearly,
+)
 from tfpar.planning.intra_op.rhino.ilp import solve_network as solve
 from tfpar.planning.solver import RELATIVE_GAP
 
@@ -346,3 +358,36 @@ def test_what_several_readers_may_share_has_a_variable_of_its_own():
     alone = moves(0, [0, 1], [(1, [0, 1])], [[0.0, 3.0], [3.0, 0.0]])
     program = _Program(CostNetwork([late, node([0.0, 0.0])], [alone])).stated()
     assert len(program.cost) == 4 + 4 + exposed, "a reader by itself pays for its products"
+
+
+def test_a_fixed_charge_is_spent_once_by_all_that_spend_it():
+    """Two nodes and a move between them may each spend it; to do without costs 3 in all."""
+    network = CostNetwork(
+        [node([1, 0]), node([1, 0])], [between(0, 1, [[1, np.inf], [np.inf, 0.5]])]
+    )
+    spends = np.array([False, True])
+    moved = np.array([[False, False], [False, True]])
+
+    def bound(seconds, by_moves):
+        charge = FixedCharge(seconds, {0: spends, 1: spends}, by_moves)
+        return relaxed_seconds(network, Deadline(), [charge])
+
+    assert bound(0.0, {0: moved}) == pytest.approx(0.5)
+    assert bound(2.0, {0: moved}) == pytest.approx(2.5)
+    assert bound(4.0, {}) == pytest.approx(3.0)
+    only_moves = FixedCharge(1.0, {}, {0: moved})
+    assert relaxed_seconds(network, Deadline(), [only_moves]) == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize("seed", seeds(3, 25))
+def test_late_work_hides_behind_what_hides_that_of_others_that_are_joined(seed):
+    networks = [drawn(seed, nodes=3), drawn(100 + seed, nodes=3)]
+    joined = join(networks)
+    size = len(networks[0].nodes)
+    for picks in itertools.product(*(range(n.size) for n in joined.nodes)):
+        both = (
+            networks[0].seconds_and_late(picks[:size]),
+            networks[1].seconds_and_late(picks[size:]),
+        )
+        seconds, late = map(sum, zip(*both, strict=True))
+        assert joined.cost(picks) == pytest.approx(seconds + max(0.0, late))

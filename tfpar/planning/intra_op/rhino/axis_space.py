@@ -297,15 +297,7 @@ class AxisStrategySpace:
 
     def _strategies_left_alone(self, op: Op) -> list[AxisStrategy]:
         """Whole, and as where only the batch is split."""
-        whole = Replicate()
-        strategies = [
-            AxisStrategy(
-                AxisSplit(),
-                (whole,) * len(op.inputs),
-                (whole,) * len(op.outputs),
-                (whole,) * len(op.outputs),
-            )
-        ]
+        strategies = [_unsplit(op)]
         decision = self.data_parallel.get(op)
         if decision is not None:
             strategy = decision.strategy
@@ -353,6 +345,10 @@ class AxisStrategySpace:
         """Return `before`, and nothing split along this axis."""
         return self.chosen([0] * len(self.nodes))
 
+    def unsplit(self, num_axes: int) -> Chosen:
+        """Nothing split along so many first mesh axes, whatever is given."""
+        return {op: (_unsplit(op),) * num_axes for op in self.place}
+
     def data_parallel_picks(self) -> list[int]:
         """Data parallelism along this axis, or the nearest to it that the strategies allow."""
         picks = []
@@ -376,6 +372,11 @@ class AxisStrategySpace:
             for op in ops:
                 found[op] = (*self.before.get(op, ()), self.strategies[number][picks[number]])
         return found
+
+
+def _unsplit(op: Op) -> AxisStrategy:
+    inputs, outputs = ((Replicate(),) * len(some) for some in (op.inputs, op.outputs))
+    return AxisStrategy(AxisSplit(), inputs, outputs, outputs)
 
 
 def is_left_alone(op: Op, prepared: PreparedGraph) -> bool:

@@ -109,7 +109,7 @@ class MeshTree:
                 self.results[at] = fastest(both, self.problem)
 
     def _place(self, found: tuple[MeshShapeSearch, MeshShapePlan | None]) -> int:
-        """Where a mesh comes among those of the problem."""
+        """Return the place of a mesh among those of the problem."""
         return self._meshes.index(found[0])
 
     def _split_axes(self) -> None:

@@ -89,3 +89,22 @@ class CostNetwork:
         """C(x), in seconds."""
         seconds, late = self.seconds_and_late(picks)
         return seconds + max(0.0, late)
+
+
+def join(networks: Sequence[CostNetwork]) -> CostNetwork:
+    """Return the network of the nodes of all: late work of one hides behind what hides that of
+    others."""
+    nodes: list[DecisionNode] = []
+    moves: list[ReshardCosts] = []
+    for network in networks:
+        first = len(nodes)
+        nodes += network.nodes
+        moves += (
+            dataclasses.replace(
+                one,
+                source=first + one.source,
+                readers=tuple((first + node, needs) for node, needs in one.readers),
+            )
+            for one in network.moves
+        )
+    return CostNetwork(nodes, moves)

@@ -74,7 +74,7 @@ class Costs:
     def __init__(self, space: AxisStrategySpace) -> None:
         self.space = space
         self.pricer = self._make_pricer(space.mesh)
-        self._distinct = [self.pricer.zero().vector] * 2  # the terms of moves, by their numbers
+        self._distinct = [self.pricer.zero()] * 2  # the terms of moves, by their numbers
         self._moved: dict[tuple[object, ...], dict[tuple[Spec, Spec], int]] = {}
         nodes = zip(space.nodes, space.strategies, strict=True)
         self._nodes = [self._strategy_terms(*node) for node in nodes]
@@ -93,7 +93,7 @@ class Costs:
                 (`planning.intra_op.tie_breaking`).
         """
         sizes = [len(terms) for terms, _ in self._nodes]
-        terms = np.concatenate([terms for terms, _ in self._nodes])
+        terms = np.array([t.vector for of_node, _ in self._nodes for t in of_node])
         seconds, late = self._seconds_and_late(terms, gradients, surcharge_s)
         seconds += np.concatenate([more for _, more in self._nodes])
         late[np.isinf(seconds)] = 0.0
@@ -102,7 +102,8 @@ class Costs:
             DecisionNode(ops[0].name, *costs)
             for ops, *costs in zip(self.space.nodes, *parts, strict=True)
         ]
-        seconds, late = self._seconds_and_late(np.array(self._distinct), gradients, surcharge_s)
+        terms = np.array([t.vector for t in self._distinct])
+        seconds, late = self._seconds_and_late(terms, gradients, surcharge_s)
         seconds[CANNOT] = np.inf
         moves = [
             ReshardCosts(
@@ -120,9 +121,9 @@ class Costs:
 
     def _strategy_terms(
         self, ops: Sequence[Op], strategies: Sequence[AxisStrategy]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """For each strategy of a node (rows) the terms of its ops, and what seconds they take
-        beside: infinite for one that is barred."""
+    ) -> tuple[list[Terms], np.ndarray]:
+        """For each strategy of a node the terms of its ops, and what seconds they take beside:
+        infinite for one that is barred."""
         self.space.deadline.check()
         terms = [self.pricer.zero() for _ in strategies]
         seconds = np.zeros(len(strategies))
@@ -132,7 +133,7 @@ class Costs:
                     seconds[at] += self._add_strategy(terms[at], op, strategy)
                 except SpecError:
                     seconds[at] = np.inf
-        return np.array([t.vector for t in terms]), seconds
+        return terms, seconds
 
     def _add_strategy(self, terms: Terms, op: Op, strategy: AxisStrategy) -> float:
         """Add the terms of `op`; returns seconds beside.
@@ -315,7 +316,7 @@ class Costs:
             return CANNOT
         if not terms.vector.any():
             return STAYS
-        self._distinct.append(terms.vector)
+        self._distinct.append(terms)
         return len(self._distinct) - 1
 
 

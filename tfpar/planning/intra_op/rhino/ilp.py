@@ -25,7 +25,7 @@ hides is
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -102,19 +102,46 @@ def solve_nearly(network: CostNetwork, deadline: Deadline | None = None) -> list
     return [program.solution(answer, deadline) for answer in answers]
 
 
-def relaxed_seconds(network: CostNetwork, deadline: Deadline) -> float:
+@dataclasses.dataclass(frozen=True, eq=False)
+class FixedCharge:
+    """Seconds that are spent once, however many choices spend them: for charge c a continuous Y_c,
+
+        Y_c >= sum_j X_ij    of the choices of node i that spend it
+        Y_c >= sum_pq A_trpq    of the ways of tensor t to reader r that do
+
+    Attributes:
+        by_nodes: for each node some of whose choices spend it, whether each does.
+        by_moves: for each entry of the network's moves likewise, by the states left and needed.
+    """
+
+    seconds: float
+    by_nodes: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)
+    by_moves: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)
+
+
+def relaxed_seconds(
+    network: CostNetwork, deadline: Deadline, charges: Iterable[FixedCharge] = ()
+) -> float:
     """Bound what any choices cost from below, by the relaxation of the program; 0 if it was not
     solved in time.
+
+    Args:
+        charges: what they cost beside what is in the network.
 
     Raises:
         NoSolution: no choices satisfy the program.
     """
-    program = _Program(network)
+    program = _Program(network, charges)
     return relaxed_cost(program.stated(), deadline) / program.scale
 
 
 BESIDE = 1e-3
 """Step by which the part of late work that counts is varied, to both sides of the relaxation's."""
+
+
+_Products = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Of one reader of a tensor the columns of its products, the last, by the states left and
+needed."""
 
 
 class _Program:
@@ -126,7 +153,7 @@ class _Program:
         has_late: some late work may be left over, so that there is a column E, the last.
     """
 
-    def __init__(self, network: CostNetwork) -> None:
+    def __init__(self, network: CostNetwork, charges: Iterable[FixedCharge] = ()) -> None:
         self.network = network
         self.num_columns = self.num_rows = 0
         self._costs: list[tuple[np.ndarray, np.ndarray]] = []
@@ -134,8 +161,9 @@ class _Program:
         self._bounds: list[tuple[np.ndarray, np.ndarray]] = []
         self.chosen = [self._one_hot(i) for i in range(len(network.nodes))]
         self.num_choices = self.num_columns
-        for moves in network.moves:
-            self._moves(moves)
+        self._products = [self._moves(moves) for moves in network.moves]
+        for charge in charges:
+            self._charge(charge)
         self.has_late = any((late > 0).any() for _, late in self._costs)
         # Solvers' tolerances are absolute: what a step takes is to be of the order of 1000.
         least = sum(float(node.seconds.min()) for node in network.nodes)
@@ -181,7 +209,8 @@ class _Program:
         """The states that `node` may be in, and which of them each choice is that is allowed."""
         return np.unique(states[self.chosen[node] >= 0], return_inverse=True)
 
-    def _moves(self, moves: ReshardCosts) -> None:
+    def _moves(self, moves: ReshardCosts) -> list[_Products]:
+        """The products of each reader."""
         left, made = self._states(moves.source, moves.made)
         reads = []
         wanted = np.zeros(moves.seconds.shape, int)  # by how many readers
@@ -192,6 +221,7 @@ class _Program:
                 reads.append((node, needed, wants))
                 wanted[states] += 1
         shared: dict[tuple[int, int], list[int]] = {}
+        found = []
         for node, needed, wants in reads:
             states = np.ix_(left, needed)
             p, q = np.isfinite(moves.seconds[states]).nonzero()
@@ -202,12 +232,28 @@ class _Program:
             )
             self._marginals(p, products, made, moves.source)
             self._marginals(q, products, wants, node)
+            found.append((*at, products))
             for p_, q_, product in zip(*at, products, strict=True):
                 if wanted[p_, q_] > 1:
                     shared.setdefault((p_, q_), []).append(product)
         for state, alike in shared.items():
             if moves.seconds[state] or moves.late[state]:
                 self._once(moves.seconds[state], moves.late[state], alike)
+        return found
+
+    def _charge(self, charge: FixedCharge) -> None:
+        spent = self._add_columns(np.array([charge.seconds]), np.zeros(1))
+        ways = [self.chosen[node][spends] for node, spends in charge.by_nodes.items()]
+        ways += [
+            products[spends[left, needed]]
+            for moves, spends in charge.by_moves.items()
+            for left, needed, products in self._products[moves]
+        ]
+        for some in ways:
+            some = some[some >= 0]
+            columns = np.append(spent, some)
+            values = np.append(1.0, -np.ones(len(some)))
+            self._add_rows(1, np.zeros(len(columns), int), columns, values, 0.0, np.inf)
 
     def _marginals(
         self, states: np.ndarray, products: np.ndarray, taken: np.ndarray, node: int

@@ -204,14 +204,22 @@ class MeshShapeSearch:
         if self.mesh.size == 1:
             return 0.0
         self.deadline = deadline
-        axis = next(axis for axis, parts in enumerate(self.mesh.shape) if parts > 1)
+        spaces: list[AxisStrategySpace] = []
+        for axis, parts in enumerate(self.mesh.shape):
+            if parts > 1:
+                whole = spaces[0].unsplit(axis) if spaces else self._whole_before(axis)
+                spaces.append(self._known_networks(axis, whole).space)
+        try:
+            return least_seconds(spaces, deadline)
+        except NoSolution:
+            return math.inf
+
+    def _whole_before(self, axis: int) -> Chosen:
+        """Return what is chosen along the axes of one rank that come before `axis`."""
         chosen = Chosen()
         for before in range(axis):
             chosen = self._known_networks(before, chosen).space.nothing_split()
-        try:
-            return least_seconds(self._known_networks(axis, chosen).space, deadline)
-        except NoSolution:
-            return math.inf
+        return chosen
 
     def _is_intensive(self, op: Op) -> bool:
         return is_compute_intensive(op, self.model.prepared)

@@ -49,9 +49,9 @@ class HorovodTransport:
         }
 
     def connect(self, groups: Sequence[tuple[int, ...]], channels: Sequence[Channel] = ()) -> None:
-        for group in (*groups, *(c[:2] for c in channels)):
-            if _members(group) not in self._sets:
-                self._sets[_members(group)] = hvd.add_process_set(_members(group))
+        for members in map(_members, (*groups, *(c[:2] for c in channels))):
+            if len(members) > 1 and members not in self._sets:
+                self._sets[members] = hvd.add_process_set(members)
 
     def close(self) -> None:
         hvd.shutdown()
