@@ -8,6 +8,7 @@ from tfpar.planning.meshes import (
     LogicalMesh,
     expert_meshes,
     finer_meshes,
+    finest_meshes,
     given_mesh,
     idle_mesh,
     logical_meshes,
@@ -102,3 +103,13 @@ def test_an_axis_is_split_in_two_as_long_as_there_are_four_at_most():
     assert found[0].axis_names == ("data", "d1", "d2")
     assert [m.shape for m in finer_meshes(Mesh(("model", "data"), (6, 1)))] == [(3, 2), (2, 3)]
     assert finer_meshes(Mesh(("a", "b", "c", "d"), (4, 4, 4, 4))) == []
+
+
+def test_the_finest_meshes_have_prime_axes_in_every_order_four_at_most():
+    found = {size: [mesh.shape for mesh in finest_meshes(size)] for size in (2, 6, 16, 64)}
+    assert found == {
+        2: [(2,)],
+        6: [(2, 3), (3, 2)],
+        16: [(2, 2, 2, 2)],
+        64: [(2, 2, 2, 2, 4)],
+    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tfpar.spec import Mesh, Replicate, Shard, Spec
 from tfpar.spec.mesh import divisors
@@ -156,6 +156,26 @@ def finer_meshes(mesh: Mesh) -> list[Mesh]:
         for inner in divisors(size)[1:-1]
     )
     return [Mesh(names, shape) for shape in sizes]
+
+
+def finest_meshes(size: int) -> list[Mesh]:
+    """List the meshes of several ranks whose axes are prime, in every order. One of them splits the
+    axes of each other mesh, and what is done there can be done on it.
+
+    Axes behind `MAX_AXES` are one, which need not be prime.
+    """
+    shapes = _prime_sizes(size, MAX_AXES)
+    return [Mesh(tuple(f"d{axis}" for axis in range(len(shape))), shape) for shape in shapes]
+
+
+def _prime_sizes(size: int, count: int) -> Iterator[tuple[int, ...]]:
+    """Yield the ways to write `size` as so many prime factors at most, and what is left of it."""
+    if size == 1 or not count:
+        yield () if size == 1 else (size,)
+        return
+    for prime in (n for n in divisors(size) if len(divisors(n)) == 2):
+        for rest in _prime_sizes(size // prime, count - 1):
+            yield (prime, *rest)
 
 
 def input_spec(batched: bool, mesh: Mesh, axes: Sequence[int]) -> Spec:

@@ -179,7 +179,7 @@ class _Highs:
         """The cost of the relaxation; 0 if it was not solved."""
         from highspy import HighsModelStatus
 
-        optimal = self._run(True, RELAXED_PART) == HighsModelStatus.kOptimal
+        optimal = self._run(True, 1.0) == HighsModelStatus.kOptimal
         return float(self.highs.getInfo().objective_function_value) if optimal else 0.0
 
     def solved(self) -> SolverResult:

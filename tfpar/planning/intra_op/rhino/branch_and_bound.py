@@ -6,11 +6,15 @@ into. The mesh with the least bound is searched first, then all with one or two 
 may be near enough to the best to be taken (`tie_breaking`). Where the best of them waits for
 collectives, one of its axes is split in two, as long as that makes it faster: on links of several
 speeds three or four axes move less.
+
+The bound of all of them is closer where more axes are looked at: a mesh whose axes are prime can do
+what all meshes can whose axes are products of its own (`MeshTree.prove`).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -21,7 +25,7 @@ from tfpar.planning.deadline import Deadline
 from tfpar.planning.folding.folded_plan import FoldedPlan
 from tfpar.planning.intra_op.rhino.mesh_search import MeshShapePlan, MeshShapeSearch
 from tfpar.planning.intra_op.tie_breaking import fastest
-from tfpar.planning.meshes import finer_meshes, shapes
+from tfpar.planning.meshes import MAX_AXES, finer_meshes, finest_meshes, shapes
 from tfpar.planning.problem import Problem
 from tfpar.planning.solver import RELATIVE_GAP
 from tfpar.plans import Candidate
@@ -36,6 +40,10 @@ not tell plans apart that are so near to each other."""
 WORTH_AN_AXIS = 0.1
 """The part of a step that waits for collectives from which more axes are tried: they save little
 else."""
+
+MOST_PROOFS = 3
+"""Most programs that are relaxed to bound all meshes: one where the number of ranks is a power of
+a prime, three of 12 ranks."""
 
 LOOK_S = 0.2
 """Interval, in seconds, at which whoever waits for a search looks whether Ctrl-C came."""
@@ -64,12 +72,13 @@ class MeshTree:
         self._meshes = [self.make(*shaped) for shaped in shapes(self.problem.meshes)]
         bounds = [search.least_seconds for search in self._meshes]
         self._least_s = dict(zip(self._meshes, side_by_side(bounds, self.deadline), strict=True))
+        self._proven_s = 0.0
         self._by_first_axis = {_used(s.mesh)[:1]: least for s, least in self._least_s.items()}
 
     @property
     def bound_s(self) -> float:
         """Seconds that no plan takes less than; 0 where that is not known."""
-        return min(self._least_s.values())
+        return max(min(self._least_s.values()), self._proven_s)
 
     @property
     def skipped(self) -> list[Candidate]:
@@ -93,6 +102,17 @@ class MeshTree:
         if len(self._meshes) > 1:
             self._split_axes()
 
+    def prove(self) -> None:
+        """Bound what is on any mesh more closely, by several axes of the finest ones."""
+        size = self._meshes[0].mesh.size
+        if len(self._meshes) == 1:
+            finest = self._meshes
+        else:
+            finest = [self.make(mesh, None) for mesh in finest_meshes(size)]
+        if len(finest) <= MOST_PROOFS:
+            bounds = [functools.partial(s.least_seconds, num_axes=MAX_AXES) for s in finest]
+            self._proven_s = min(side_by_side(bounds, self.deadline))
+
     def solve(self) -> None:
         """Search on level 3 the meshes that may become the fastest by it: where the gap of level 2
         is larger than the mesh is behind the best. Those that look fastest come first."""
@@ -100,6 +120,8 @@ class MeshTree:
         for at in sorted(found, key=lambda at: found[at].cost.seconds):
             result = found[at]
             best = fastest([r for r in self.results if r is not None], self.problem)
+            if self._fastest_s() <= self.bound_s * (1 + RELATIVE_GAP):
+                return  # it is the best
             least = result.cost.seconds * (1.0 - result.report.gap)
             may_be = self.problem.excess_in_parts(best.cost) or least < best.cost.seconds
             if result.report.gap > RELATIVE_GAP and may_be and not self.deadline.over():

@@ -199,18 +199,20 @@ class MeshShapeSearch:
                 few = middle
         return found
 
-    def least_seconds(self, deadline: Deadline) -> float:
-        """Bound all plans on this mesh from below (`relaxation`); 0 if no bound is known."""
-        if self.mesh.size == 1:
-            return 0.0
+    def least_seconds(self, deadline: Deadline, num_axes: int = 1) -> float:
+        """Bound all plans on this mesh from below (`relaxation`); 0 if no bound is known.
+
+        Args:
+            num_axes: how many of its first axes that have several ranks are looked at; along those
+                behind all is as good as it can be.
+        """
         self.deadline = deadline
         spaces: list[AxisStrategySpace] = []
-        for axis, parts in enumerate(self.mesh.shape):
-            if parts > 1:
-                whole = spaces[0].unsplit(axis) if spaces else self._whole_before(axis)
-                spaces.append(self._known_networks(axis, whole).space)
+        for axis in [axis for axis, parts in enumerate(self.mesh.shape) if parts > 1][:num_axes]:
+            whole = spaces[0].unsplit(axis) if spaces else self._whole_before(axis)
+            spaces.append(self._known_networks(axis, whole).space)
         try:
-            return least_seconds(spaces, deadline)
+            return least_seconds(spaces, deadline) if spaces else 0.0
         except NoSolution:
             return math.inf
 

@@ -94,14 +94,16 @@ class RhinoPlanner:
         if problem.aim.offer is not None:
             problem.aim.offer(functools.partial(self._first, problem, model), None)
             offer = functools.partial(offer_folded_plan, problem, model, self.name)
-        tree = MeshTree(
-            problem,
-            lambda mesh, batch: MeshShapeSearch(problem, model, mesh, batch, 2, offer=offer),
-            list(baselines(problem, model)),
-            deadline,
-        )
+        made: list[MeshShapeSearch] = []
+
+        def make(mesh: Mesh, batch_axes: Sequence[int] | None) -> MeshShapeSearch:
+            made.append(MeshShapeSearch(problem, model, mesh, batch_axes, 2, offer=offer))
+            return made[-1]
+
+        tree = MeshTree(problem, make, list(baselines(problem, model)), deadline)
         tree.search()
         if self.level == 3:
+            tree.prove()
             tree.solve()
         found = [result for result in tree.results if result is not None]
         if not found and deadline.cut_short:
@@ -119,7 +121,7 @@ class RhinoPlanner:
             search = tree.searches[tree.results.index(best)].counting(more_s)
             (simpler,) = side_by_side([search.run], deadline)
             candidates += [] if simpler is None else [simpler]
-        self.work = sum((search.work for search in tree.searches), SolverCounters())
+        self.work = sum((search.work for search in made), SolverCounters())
         taken = pick_simplest(candidates, problem)
         until = Deadline(min(ALTERNATIVES_S, deadline.left))
         return unfold_plan(

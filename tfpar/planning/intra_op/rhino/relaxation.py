@@ -28,7 +28,8 @@ def least_seconds(spaces: Sequence[AxisStrategySpace], deadline: Deadline) -> fl
     """Bound a step on a mesh from below, whatever is decided.
 
     Args:
-        spaces: of each mesh axis that has several ranks, where nothing is split along the others.
+        spaces: of the first mesh axes that have several ranks, each where nothing is split along
+            the others; along those that are not among them all is as good as it can be.
 
     Returns:
         The seconds; 0 if they were not found in time.
