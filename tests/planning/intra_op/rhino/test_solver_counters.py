@@ -22,8 +22,8 @@ CEILINGS = {
         "by_segments": 0,
     },
 }
-"""About 2 % above what was counted when they were set. Of the spaces three and four are those of the
-axes of the finest mesh, by which level 3 bounds all meshes."""
+"""About 2 % above what was counted when they were set. Three and four of the spaces are those of
+the axes of the finest mesh, by which level 3 bounds all meshes."""
 
 
 @pytest.mark.slow
