@@ -34,8 +34,9 @@ from tfpar.spec import Mesh
 R = TypeVar("R")
 
 WORTH_A_SEARCH = 0.02
-"""The part of a step that a mesh of more axes has to save at best to be searched: predictions do
-not tell plans apart that are so near to each other."""
+"""The part of a step that has to be saved at best by a mesh of more axes to be searched, or by any
+plan for a closer bound to be looked for: predictions do not tell plans apart that are so near to
+each other."""
 
 WORTH_AN_AXIS = 0.1
 """The part of a step that waits for collectives from which more axes are tried: they save little
@@ -103,7 +104,10 @@ class MeshTree:
             self._split_axes()
 
     def prove(self) -> None:
-        """Bound what is on any mesh more closely, by several axes of the finest ones."""
+        """Bound what is on any mesh more closely, by several axes of the finest ones; not if the
+        best is near its bound already."""
+        if self._fastest_s() <= self.bound_s * (1 + WORTH_A_SEARCH):
+            return
         size = self._meshes[0].mesh.size
         if len(self._meshes) == 1:
             finest = self._meshes
