@@ -4,8 +4,8 @@ order.
 A mesh is bounded from below (`relaxation`) by its first axis, however many others the rest is split
 into. The mesh with the least bound is searched first, then all with one or two axes on which a plan
 may be near enough to the best to be taken (`tie_breaking`). Where the best of them waits for
-collectives, one of its axes is split in two, as long as that makes it faster: on links of several
-speeds three or four axes move less.
+collectives, one of its axes is split in two, as long as that gains more than predictions can tell:
+on links of several speeds three or four axes move less.
 
 The bound of all of them is closer where more axes are looked at: a mesh whose axes are prime can do
 what all meshes can whose axes are products of its own (`MeshTree.prove`).
@@ -34,9 +34,9 @@ from tfpar.spec import Mesh
 R = TypeVar("R")
 
 WORTH_A_SEARCH = 0.02
-"""The part of a step that has to be saved at best by a mesh of more axes to be searched, or by any
-plan for a closer bound to be looked for: predictions do not tell plans apart that are so near to
-each other."""
+"""The part of a step that has to be saved at best, at least, by a mesh of more axes to be searched,
+or by any plan for a closer bound to be looked for: predictions do not tell plans apart that are so
+near to each other."""
 
 WORTH_AN_AXIS = 0.1
 """The part of a step that waits for collectives from which more axes are tried: they save little
@@ -139,11 +139,15 @@ class MeshTree:
         return self._meshes.index(found[0])
 
     def _split_axes(self) -> None:
-        """Split the axes of the best mesh as long as that makes it faster."""
+        """Split the axes of the best mesh as long as that makes it so much faster that the plan
+        would be taken, though one on fewer axes may be simpler."""
         tried = {_used(search.mesh) for search in self._meshes}
+        worth = 1 + max(WORTH_A_SEARCH, self.problem.aim.objective.uncertainty)
         best = None
         while (known := self._known()) and (fast := fastest(known, self.problem)) is not best:
-            best, limit_s = fast, self._fastest_s() / (1 + WORTH_A_SEARCH)
+            if best is not None and fast.cost.seconds * worth > best.cost.seconds:
+                return
+            best, limit_s = fast, self._fastest_s() / worth
             waiting = sum(best.cost.communication_s) + best.cost.exposed_s
             if waiting <= WORTH_AN_AXIS * best.cost.seconds or self.deadline.over():
                 return
