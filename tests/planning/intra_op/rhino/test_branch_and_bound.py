@@ -98,9 +98,24 @@ def test_a_bound_of_the_finest_mesh_is_one_of_all():
     least = {(8, 1): 12.0, (4, 2): 5.0, (2, 4): 11.0, ("axes", 2, 2, 2): 9.0}
     tree = grown(least, {(4, 2): 9.0})
     assert tree.bound_s == 5.0
-    tree.prove()
+    tree.tighten_bound()
     assert tree.bound_s == 9.0
     tree.solve()  # what is found is the best: nothing is asked of the searches
+
+
+def test_a_finest_mesh_without_a_plan_says_nothing_of_others():
+    least = {(8, 1): 12.0, (4, 2): 5.0, (2, 4): 11.0, ("axes", 2, 2, 2): math.inf}
+    tree = grown(least, {(4, 2): 9.0})
+    tree.tighten_bound()
+    assert tree.bound_s == 5.0
+
+
+def test_no_closer_bound_is_looked_for_when_the_time_is_over():
+    least = {(8, 1): 12.0, (4, 2): 5.0, (2, 4): 11.0, ("axes", 2, 2, 2): 9.0}
+    tree = grown(least, {(4, 2): 9.0})
+    tree.deadline = Deadline(0.0)
+    tree.tighten_bound()
+    assert tree.bound_s == 5.0
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ collectives, one of its axes is split in two, as long as that gains more than pr
 on links of several speeds three or four axes move less.
 
 The bound of all of them is closer where more axes are looked at: a mesh whose axes are prime can do
-what all meshes can whose axes are products of its own (`MeshTree.prove`).
+what all meshes can whose axes are products of its own (`MeshTree.tighten_bound`).
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from tfpar.spec import Mesh
 
 R = TypeVar("R")
 
-WORTH_A_SEARCH = 0.02
+MIN_GAIN = 0.02
 """The part of a step that has to be saved at best, at least, by a mesh of more axes to be searched,
 or by any plan for a closer bound to be looked for: predictions do not tell plans apart that are so
 near to each other."""
 
-WORTH_AN_AXIS = 0.1
+MIN_WAITING = 0.1
 """The part of a step that waits for collectives from which more axes are tried: they save little
 else."""
 
-MOST_PROOFS = 3
-"""Most programs that are relaxed to bound all meshes: one where the number of ranks is a power of
-a prime, three of 12 ranks."""
+MAX_FINEST_MESHES = 3
+"""Number of meshes with prime axes up to which all of them are bounded: there is one where the
+number of ranks is a power of a prime, and there are three of 12 ranks."""
 
 LOOK_S = 0.2
 """Interval, in seconds, at which whoever waits for a search looks whether Ctrl-C came."""
@@ -73,13 +73,13 @@ class MeshTree:
         self._meshes = [self.make(*shaped) for shaped in shapes(self.problem.meshes)]
         bounds = [search.least_seconds for search in self._meshes]
         self._least_s = dict(zip(self._meshes, side_by_side(bounds, self.deadline), strict=True))
-        self._proven_s = 0.0
+        self._closer_bound_s = 0.0
         self._by_first_axis = {_used(s.mesh)[:1]: least for s, least in self._least_s.items()}
 
     @property
     def bound_s(self) -> float:
         """Seconds that no plan takes less than; 0 where that is not known."""
-        return max(min(self._least_s.values()), self._proven_s)
+        return max(min(self._least_s.values()), self._closer_bound_s)
 
     @property
     def skipped(self) -> list[Candidate]:
@@ -103,19 +103,21 @@ class MeshTree:
         if len(self._meshes) > 1:
             self._split_axes()
 
-    def prove(self) -> None:
+    def tighten_bound(self) -> None:
         """Bound what is on any mesh more closely, by several axes of the finest ones; not if the
         best is near its bound already."""
-        if self._fastest_s() <= self.bound_s * (1 + WORTH_A_SEARCH):
+        if self.deadline.over() or self._fastest_s() <= self.bound_s * (1 + MIN_GAIN):
             return
         size = self._meshes[0].mesh.size
         if len(self._meshes) == 1:
             finest = self._meshes
         else:
             finest = [self.make(mesh, None) for mesh in finest_meshes(size)]
-        if len(finest) <= MOST_PROOFS:
+        if len(finest) <= MAX_FINEST_MESHES:
             bounds = [functools.partial(s.least_seconds, num_axes=MAX_AXES) for s in finest]
-            self._proven_s = min(side_by_side(bounds, self.deadline))
+            least_s = min(side_by_side(bounds, self.deadline))
+            # Infinite if constraints leave those meshes no plan, which says nothing of others.
+            self._closer_bound_s = least_s if math.isfinite(least_s) else 0.0
 
     def solve(self) -> None:
         """Search on level 3 the meshes that may become the fastest by it: where the gap of level 2
@@ -142,14 +144,14 @@ class MeshTree:
         """Split the axes of the best mesh as long as that makes it so much faster that the plan
         would be taken, though one on fewer axes may be simpler."""
         tried = {_used(search.mesh) for search in self._meshes}
-        worth = 1 + max(WORTH_A_SEARCH, self.problem.aim.objective.uncertainty)
+        worth = 1 + max(MIN_GAIN, self.problem.aim.objective.uncertainty)
         best = None
         while (known := self._known()) and (fast := fastest(known, self.problem)) is not best:
             if best is not None and fast.cost.seconds * worth > best.cost.seconds:
                 return
             best, limit_s = fast, self._fastest_s() / worth
             waiting = sum(best.cost.communication_s) + best.cost.exposed_s
-            if waiting <= WORTH_AN_AXIS * best.cost.seconds or self.deadline.over():
+            if waiting <= MIN_WAITING * best.cost.seconds or self.deadline.over():
                 return
             finer = [mesh for mesh in finer_meshes(best.mesh) if _used(mesh) not in tried]
             tried.update(map(_used, finer))

@@ -20,13 +20,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from tfpar.cluster.description import Cluster
 from tfpar.cost.collectives import collective_seconds, lines
 from tfpar.cost.op_compute import flops, rate_of
-from tfpar.cost.pricer import Pricer
 from tfpar.cost.terms import Terms
 from tfpar.ir.graph import Op
 from tfpar.ir.roles import Roles, When
@@ -58,18 +58,13 @@ class _AddedPricer(RelaxedPricer):
     def cut_seconds(self, moved: Communication) -> float:
         return 0.0  # a collective along the axes before may cut it
 
-    def add_collective(
-        self,
-        terms: Terms,
-        moved: Communication,
-        axes: tuple[int, ...],
-        phase: int,
-        times: int,
-        runs: int = 1,
-    ) -> None:
+    def add_collective(self, terms: Terms, moved: Communication, *args: Any, **more: Any) -> None:
         if moved.when(self.roles) is not When.BETWEEN:
             moved = moved._replace(num_bytes=int(moved.num_bytes * self.part_added(moved.kind)))
-        super().add_collective(terms, moved, axes, phase, times, runs)
+        super().add_collective(terms, moved, *args, **more)
+
+    def startup_seconds(self, kind: str, axes: tuple[int, ...]) -> float:
+        return self.part_added(kind) * super().startup_seconds(kind, axes)
 
     def waited_seconds(
         self, kind: str, axes: tuple[int, ...], num_bytes: float, packable: bool
@@ -117,16 +112,12 @@ class _AddedPricer(RelaxedPricer):
 class AddedCosts(RelaxedCosts):
     """See the module."""
 
-    def _make_pricer(self, mesh: Mesh) -> Pricer:
+    def _make_pricer(self, mesh: Mesh) -> RelaxedPricer:
         space = self.space
-        self._added = _AddedPricer(mesh, space.problem.cluster, space.model.roles, space.axis)
-        return self._added
+        return _AddedPricer(mesh, space.problem.cluster, space.model.roles, space.axis)
 
     def _add_left_alone(self, terms: Terms, op: Op, strategy: AxisStrategy) -> None:
         pass  # nothing is added by it; see the module
-
-    def _start(self, kind: str, axes: tuple[int, ...]) -> float:
-        return self._added.part_added(kind) * super()._start(kind, axes)
 
     def _strategy_terms(
         self, ops: Sequence[Op], strategies: Sequence[AxisStrategy]

@@ -103,7 +103,7 @@ class RhinoPlanner:
         tree = MeshTree(problem, make, list(baselines(problem, model)), deadline)
         tree.search()
         if self.level == 3:
-            tree.prove()
+            tree.tighten_bound()
             tree.solve()
         found = [result for result in tree.results if result is not None]
         if not found and deadline.cut_short:

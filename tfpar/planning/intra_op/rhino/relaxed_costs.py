@@ -76,9 +76,15 @@ class RelaxedPricer(Pricer):
             return self.collective_seconds(kind, axes, num_bytes)
         return num_bytes * least_seconds_per_byte(kind, axes, self.ranks, self.linked)
 
+    def startup_seconds(self, kind: str, axes: tuple[int, ...]) -> float:
+        """Bound the start of collectives that are packed, whatever they send."""
+        return least_startup_seconds(kind, axes, self.ranks, self.linked)
+
 
 class RelaxedCosts(Costs):
     """See the module."""
+
+    pricer: RelaxedPricer
 
     def least_dispatch_s(self) -> float:
         """Seconds in which hosts issue the ops, however they run."""
@@ -114,12 +120,13 @@ class RelaxedCosts(Costs):
     def _starts_of(self, terms: Terms, found: dict[Hashable, FixedCharge]) -> list[FixedCharge]:
         """Those of `found` that are spent where these terms are; others are added."""
         spent: dict[Hashable, float] = {
-            key: key.times * self._start(key.kind, key.axes) for key in terms.together
+            key: key.times * self.pricer.startup_seconds(key.kind, key.axes)
+            for key in terms.together
         }
         if terms.packed(When.BESIDE):
             spent[When.BESIDE] = self._last_start
         for kind, axes, _ in terms.packed(When.AFTER):
-            spent[When.AFTER, kind, axes] = self._start(kind, axes)
+            spent[When.AFTER, kind, axes] = self.pricer.startup_seconds(kind, axes)
         return [found.setdefault(key, FixedCharge(seconds)) for key, seconds in spent.items()]
 
     @functools.cached_property
@@ -128,12 +135,11 @@ class RelaxedCosts(Costs):
         present = self.pricer.zero()
         for terms in (*itertools.chain.from_iterable(of for of, _ in self._nodes), *self._distinct):
             present.vector += terms.vector
-        return min(self._start(kind, axes) for kind, axes, _ in present.packed(When.BESIDE))
+        return min(
+            self.pricer.startup_seconds(kind, axes) for kind, axes, _ in present.packed(When.BESIDE)
+        )
 
-    def _start(self, kind: str, axes: tuple[int, ...]) -> float:
-        return least_startup_seconds(kind, axes, self.pricer.ranks, self.pricer.linked)
-
-    def _make_pricer(self, mesh: Mesh) -> Pricer:
+    def _make_pricer(self, mesh: Mesh) -> RelaxedPricer:
         space = self.space
         parts = space.mesh.size // space.parts
         cluster, roles = space.problem.cluster, space.model.roles
