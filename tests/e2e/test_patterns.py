@@ -196,13 +196,27 @@ WITHIN_EXPERTS = [
 ]
 """Products are split over an axis of their own, those of each expert too."""
 
+ALONG_TWO_AXES = [
+    tap.shard("stem/kernel", dim=0, axis="d1"),
+    tap.shard("stem/kernel", dim=1, axis="d2"),
+    *(tap.shard("moe/w_.*", dim=dim, axis=axis) for dim, axis in ((1, "d1"), (2, "d2"))),
+]
+"""Column- and row-first, within each expert too."""
+
+FOUR_AXES = {"copies": 2, "data": 2, "d1": 2, "d2": 2}
+
 
 @pytest.mark.parametrize(
     ("mesh", "others"),
-    [([2], []), pytest.param([2, 2], WITHIN_EXPERTS, marks=pytest.mark.slow)],
+    [
+        ([2], []),
+        pytest.param([2, 2], WITHIN_EXPERTS, marks=pytest.mark.slow),
+        pytest.param(FOUR_AXES, ALONG_TWO_AXES, marks=pytest.mark.slow),
+    ],
 )
 def test_experts_exchange_tokens_by_all_to_all(mesh, others):
-    constraints = [tap.batch("data"), tap.shard("moe/w_.*", dim=0, axis="data"), *others]
+    batch = tap.batch(*(["copies", "data"] if mesh is FOUR_AXES else ["data"]))
+    constraints = [batch, tap.shard("moe/w_.*", dim=0, axis="data"), *others]
     data = (
         rng.normal(size=(24, 6, 8)).astype("float32"),
         rng.normal(size=(24, 6, 3)).astype("float32"),

@@ -40,8 +40,15 @@ def test_experts_have_an_axis_beside_those_of_data_and_model_as_long_as_there_ar
         "data=2 x experts=2 x model=4, batch over data and experts",
         "data=1 x experts=4 x model=4, batch over data and experts",
         "data=1 x experts=2 x model=8, batch over data and experts",
+        "data=2 x experts=2 x d1=2 x d2=2, batch over data and experts",
+        "data=1 x experts=4 x d1=2 x d2=2, batch over data and experts",
+        "data=1 x experts=2 x d1=4 x d2=2, batch over data and experts",
+        "data=1 x experts=2 x d1=2 x d2=4, batch over data and experts",
     ]
-    assert {(mesh.model_axes, mesh.expert_axes) for mesh in found} == {((2,), (1,))}
+    assert {(mesh.model_axes, mesh.expert_axes) for mesh in found} == {
+        ((2,), (1,)),
+        ((2, 3), (1,)),
+    }
     assert {mesh.shared_axes for mesh in found} == {(1,)}
     assert expert_meshes(Mesh.of([4]), experts=3) == []
 

@@ -79,6 +79,12 @@ def test_a_spec_of_another_mesh_resembles_what_is_split_in_the_same_dim_first():
     assert resembling(None, laid) is None
 
 
+def test_of_options_that_resemble_a_spec_the_one_that_shares_more_is_taken():
+    laid = group("R,S(0),R,R", "R,S(0),S(1),S(2)", "R,S(0),S(2),S(1)")
+    assert resembling(parse_spec("R,S(0),S(2)"), laid) == 2
+    assert resembling(parse_spec("R,S(0),S(1)"), laid) == 1
+
+
 def test_a_spec_that_is_an_option_resembles_itself():
     laid = group("R,R", "R,S(0)", "R,S(1)")
     assert resembling(parse_spec("R,S(1)"), laid) == 2

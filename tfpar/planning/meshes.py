@@ -52,7 +52,12 @@ class LogicalMesh:
     @property
     def model_size(self) -> int:
         """Over how many ranks weights may be split."""
-        return self.mesh.group_size(self.model_axes)
+        return math.prod(self.model_sizes)
+
+    @property
+    def model_sizes(self) -> tuple[int, ...]:
+        """The sizes of the axes over which weights may be split."""
+        return tuple(self.mesh.shape[axis] for axis in self.model_axes)
 
     def input_spec(self, batched: bool) -> Spec:
         """Return the spec of a step's input, `batched` or whole."""
@@ -82,26 +87,31 @@ def logical_meshes(mesh: Mesh) -> list[LogicalMesh]:
 
 
 def expert_meshes(mesh: Mesh, experts: int) -> list[LogicalMesh]:
-    """List the logical meshes of a data, an expert and a model axis over the ranks.
+    """List the logical meshes of a data, an expert and a model axis over the ranks; last those with
+    every DeviceMesh(d1, d2) in place of the model axis.
 
     The batch is split over the data and the expert axis, whose ranks send each other what their
     experts are for. (Where no weight is split otherwise, a mesh of a data and a model axis is the
     same, with the batch over both.)
     """
-    found = []
+    found, in_two = [], []
     for model_size in divisors(mesh.size)[1:]:
         copies = mesh.size // model_size
         for over in divisors(math.gcd(experts, copies))[1:]:
-            axes = Mesh(("data", "experts", "model"), (copies // over, over, model_size))
+            shape = (copies // over, over)
+            axes = Mesh(("data", "experts", "model"), (*shape, model_size))
             found.append(LogicalMesh(axes, (0, 1), (2,), (2,), (1,)))
-    return found
+            for d2 in divisors(model_size)[1:-1]:
+                axes = Mesh(("data", "experts", "d1", "d2"), (*shape, model_size // d2, d2))
+                in_two.append(LogicalMesh(axes, (0, 1), (2, 3), (2, 3), (1,)))
+    return found + in_two
 
 
 def with_expert_meshes(
     meshes: Sequence[LogicalMesh], found: Sequence[LogicalMesh]
 ) -> list[LogicalMesh]:
-    """Add meshes with an axis for experts to the candidates: a third axis is theirs then, and not
-    another one for all weights. Candidates that all split the batch in as many parts are those that
+    """Add meshes with an axis for experts to the candidates, in place of those that have two axes
+    for all weights and none for experts. Candidates that all split the batch in as many parts are those that
     somebody chose, and stay."""
     if not found or len({logical.batch_parts for logical in meshes}) == 1:
         return list(meshes)

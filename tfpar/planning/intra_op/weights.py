@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 from collections.abc import Sequence
 
 from tfpar.cost.patterns import expert_dims, splits
@@ -52,30 +53,45 @@ def weight_groups(problem: Problem, model: FoldedModel, logical: LogicalMesh) ->
 
 def weight_options(variable: Variable, model: FoldedModel, logical: LogicalMesh) -> list[Spec]:
     """Whole; split along one model axis, unless each of several has to be used; and row- and
-    column-first: one dim along one axis and another along the next (ATP §3.2), as experts are that
-    are split themselves. Weights of experts are split over an axis for these in any case: else the
-    mesh without it is the same."""
+    column-first: one dim along one axis and another along the next (ATP §3.2). Weights of experts
+    are split so beside a split over an axis for experts, which they have in any case: else the mesh
+    without it is the same."""
     whole = replicated_spec(logical.mesh.num_axes)
     found = splits(variable, model.prepared, logical.mesh, logical.model_axes)
-    by_expert: list[tuple[int, Shard]] = []
-    if logical.expert_axes:
-        experts = expert_dims(variable, model.prepared)
-        by_expert = [
-            (axis, shard)
-            for axis, shard in splits(variable, model.prepared, logical.mesh, logical.expert_axes)
-            if shard.dim in experts and variable.shape[shard.dim] % logical.mesh.shape[axis] == 0
-        ]
-        found = [*dict.fromkeys([*by_expert, *found])]
     options = [whole]
     if len(logical.used_axes) < 2:
-        options += [(*whole[:axis], shard, *whole[axis + 1 :]) for axis, shard in found]
-    for (one, outer), (other, inner) in itertools.product(found, found):
-        if one < other and outer.dim != inner.dim:
-            spec: list[Placement] = list(whole)
-            spec[one], spec[other] = outer, inner
-            options.append(tuple(spec))
-    spread = [spec for spec in options if any(spec[axis] is shard for axis, shard in by_expert)]
-    return spread or options
+        options += [_split(whole, one) for one in found]
+    options += [
+        _split(whole, one, other)
+        for one, other in itertools.product(found, found)
+        if one[0] < other[0] and one[1].dim != other[1].dim
+    ]
+    if not logical.expert_axes:
+        return options
+    dims = expert_dims(variable, model.prepared)
+    spread = [
+        (axis, shard)
+        for axis, shard in splits(variable, model.prepared, logical.mesh, logical.expert_axes)
+        if shard.dim in dims and variable.shape[shard.dim] % logical.mesh.shape[axis] == 0
+    ]
+    by_expert = [
+        _split(option, (axis, shard))
+        for (axis, shard), option in itertools.product(spread, options)
+        if option[axis] == whole[axis] and not _splits_dim(option, shard.dim)
+    ]
+    return by_expert or options
+
+
+def _split(spec: Spec, *splits: tuple[int, Shard]) -> Spec:
+    """Return `spec`, split along these axes too."""
+    placements: list[Placement] = list(spec)
+    for axis, shard in splits:
+        placements[axis] = shard
+    return tuple(placements)
+
+
+def _splits_dim(spec: Spec, dim: int) -> bool:
+    return any(isinstance(placement, Shard) and placement.dim == dim for placement in spec)
 
 
 def expert_counts(model: FoldedModel) -> list[int]:
@@ -90,9 +106,9 @@ def expert_counts(model: FoldedModel) -> list[int]:
 def resembling(spec: Spec | None, group: WeightGroup) -> int | None:
     """Find the option of `group` that resembles `spec` on another mesh, if there is one.
 
-    What is split along one axis there may be split along two here: along the first of them as
-    there, along the second in the largest other dim, so that Megatron's column and row splits
-    become column- and row-first ones.
+    What is split along some axes there may be split along one more here: along the first of them as
+    there, along the last in the largest other dim, so that Megatron's column and row splits become
+    column- and row-first ones.
     """
     if spec is None:
         return None
@@ -104,5 +120,6 @@ def resembling(spec: Spec | None, group: WeightGroup) -> int | None:
     for at, option in enumerate(group.options):
         laid = [p.dim for p in option if isinstance(p, Shard)]
         if laid[:1] == dims[:1]:
-            found.append((-sum(shape[dim] for dim in laid[1:]), at))
-    return min(found)[1] if found else None
+            alike = len(os.path.commonprefix([laid, dims]))
+            found.append((-alike, -sum(shape[dim] for dim in laid[alike:]), at))
+    return min(found)[-1] if found else None

@@ -153,7 +153,7 @@ def _meshes(problem: Problem, model: FoldedModel) -> list[LogicalMesh]:
     mesh, samples = problem.meshes[0].mesh, problem.batch.samples
     found = []
     for count in expert_counts(model):
-        widest = {logical.model_size: logical for logical in expert_meshes(mesh, count)}
+        widest = {one.model_sizes: one for one in expert_meshes(mesh, count)}
         found += [one for one in widest.values() if not samples or samples % one.batch_parts == 0]
     return with_expert_meshes(problem.meshes, found)
 
@@ -291,8 +291,8 @@ def _is_cut_in_two(one: LogicalMesh, other: LogicalMesh) -> bool:
     """Whether `other` has a DeviceMesh(d1, d2) in place of the model axis of `one`."""
     return (
         one.batch_axes == other.batch_axes
-        and one.used_axes == (1,)
-        and one.mesh.shape[1] == math.prod(other.mesh.shape[1:])
+        and one.used_axes == one.model_axes == other.model_axes[:1]
+        and one.mesh.shape[:-1] == other.mesh.shape[:-2]
     )
 
 
