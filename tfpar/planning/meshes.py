@@ -111,8 +111,8 @@ def with_expert_meshes(
     meshes: Sequence[LogicalMesh], found: Sequence[LogicalMesh]
 ) -> list[LogicalMesh]:
     """Add meshes with an axis for experts to the candidates, in place of those that have two axes
-    for all weights and none for experts. Candidates that all split the batch in as many parts are those that
-    somebody chose, and stay."""
+    for all weights and none for experts. Candidates that all split the batch in as many parts are
+    those that somebody chose, and stay."""
     if not found or len({logical.batch_parts for logical in meshes}) == 1:
         return list(meshes)
     return [*(one for one in meshes if len(one.used_axes) < 2), *found]
