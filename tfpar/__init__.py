@@ -43,6 +43,7 @@ _EXPORTS = {
     "from_layout_map": "tfpar.constraints",
     "replicate": "tfpar.constraints",
     "shard": "tfpar.constraints",
+    "fsdp": "tfpar.constraints",
     "shard_output": "tfpar.constraints",
     "stage": "tfpar.constraints",
     "make_rule": "tfpar.rules",
@@ -98,6 +99,7 @@ __all__ = [
     "calibrate",
     "coverage",
     "from_layout_map",
+    "fsdp",
     "function",
     "keep",
     "layers",
@@ -124,7 +126,15 @@ if TYPE_CHECKING:
     from tfpar import layers
     from tfpar.api import auto_parallel, coverage, function, parallelize, plan, plan_of
     from tfpar.cluster.description import Cluster, Device, Level, Node
-    from tfpar.constraints import batch, from_layout_map, replicate, shard, shard_output, stage
+    from tfpar.constraints import (
+        batch,
+        from_layout_map,
+        fsdp,
+        replicate,
+        shard,
+        shard_output,
+        stage,
+    )
     from tfpar.distribution import AutoParallel
     from tfpar.jobs.calibration.calibrate import calibrate
     from tfpar.observability.monitor.callback import Monitor

@@ -26,6 +26,7 @@ from tfpar.constraints import (
     Constraint,
     batch,
     constraints_of,
+    fsdp,
     replicate,
     shard,
     shard_output,
@@ -49,7 +50,9 @@ def _schema(function: Callable[..., Any]) -> type[msgspec.Struct]:
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is parameter.VAR_POSITIONAL:
             fields.append((name, list[Any]))
-        elif parameter.default is not parameter.empty or "None" in str(parameter.annotation):
+        elif parameter.default is not parameter.empty:
+            fields.append((name, Any, parameter.default))
+        elif "None" in str(parameter.annotation):
             fields.append((name, Any, None))
         else:
             fields.append((name, Any))
@@ -59,7 +62,7 @@ def _schema(function: Callable[..., Any]) -> type[msgspec.Struct]:
 
 
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    f.__name__: f for f in (shard, replicate, shard_output, batch, stage, keep)
+    f.__name__: f for f in (shard, replicate, fsdp, shard_output, batch, stage, keep)
 }
 _SCHEMAS = {name: _schema(function) for name, function in _FUNCTIONS.items()}
 

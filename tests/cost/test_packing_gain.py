@@ -100,7 +100,7 @@ def test_what_is_not_of_one_kind_group_and_time_is_not_packed():
     found = found.plus(PackingSets.one(packable._replace(times=3), 8, 1.0).plus(NOTHING))
     assert not list(found.saved(lambda *_: 0.0))
     found = found.plus(PackingSets.one(packable, 24, 3.0))
-    ((when, seconds, fewer),) = found.saved(lambda kind, axes, num_bytes: num_bytes / 16)
+    ((when, seconds, fewer, _),) = found.saved(lambda kind, axes, num_bytes: num_bytes / 16)
     assert (when, seconds, fewer) == pytest.approx((FORWARD, 4.0 - 2.0, 1))
 
 

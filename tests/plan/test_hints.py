@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.plan.graphs import mlp
-from tfpar.constraints import batch, replicate, shard, shard_output, stage
+from tfpar.constraints import batch, fsdp, replicate, shard, shard_output, stage
 from tfpar.hints import read_hints
 from tfpar.plans import keep, plan_from_constraints
 from tfpar.spec import Mesh, TfparError
@@ -28,6 +28,11 @@ stride = 2
 
 [replicate]
 pattern = "head/.*"
+
+[[fsdp]]
+axis = "data"
+pattern = "fc2/kernel"
+stage = 2
 
 [[shard_output]]
 pattern = "mlp/block_0/fc1"
@@ -63,6 +68,7 @@ def test_tables_say_what_python_says(hints):
         shard("fc1/kernel", 1, "model"),
         shard("fc2/kernel", -2, "model", 2),
         replicate("head/.*"),
+        fsdp("data", "fc2/kernel", stage=2),
         shard_output("mlp/block_0/fc1", 1, "model"),
         shard_output("mlp/head", None, "model"),
         batch("data"),

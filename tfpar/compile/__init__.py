@@ -13,7 +13,13 @@ Planning happens between the first and the second.
 """
 
 from tfpar.compile.lower import ActorLayout, CompiledStep, CompileOptions, compile_step
-from tfpar.compile.simplify import offload_step, prepare_step, recompute_step, simplify_step
+from tfpar.compile.simplify import (
+    gather_step,
+    offload_step,
+    prepare_step,
+    recompute_step,
+    simplify_step,
+)
 
 __all__ = [
     "ActorLayout",
@@ -22,6 +28,7 @@ __all__ = [
     "compile_step",
     "offload_step",
     "prepare_step",
+    "gather_step",
     "recompute_step",
     "simplify_step",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from tfpar.compile.effect_order import check_races, races
 from tfpar.compile.passes import Observer, Pass, ignore_pass
@@ -19,6 +19,7 @@ from tfpar.ir.passes.predicate_branches import predicate_branches
 from tfpar.ir.passes.trim import trim
 from tfpar.ir.step import StepGraph
 from tfpar.ir.text import format_step
+from tfpar.planning.memory.gathered_weights import Gathered, gather_graph_weights
 from tfpar.planning.memory.offload import offload_graph_activations, offload_graph_slots, slots_of
 from tfpar.planning.memory.recompute import recompute_blocks
 from tfpar.plans.offload import OffloadPlan
@@ -92,6 +93,16 @@ def recompute_step(step: StepGraph, blocks: Sequence[str], observe: Observer = i
         with _in_order("Recomputing", step):
             step.rewrite(lambda graph: recompute_blocks(graph, blocks, step.gradients))
         observe("recompute", functools.partial(format_step, step))
+
+
+def gather_step(
+    step: StepGraph, weights: Mapping[str, Gathered], observe: Observer = ignore_pass
+) -> None:
+    """Have a simplified step gather these weights, in place; see `gather_graph_weights`."""
+    if any(one.gathered is not None or one.scatters_gradient for one in weights.values()):
+        with _in_order("Gathering weights", step):
+            step.rewrite(lambda graph: gather_graph_weights(graph, weights, step.gradients))
+        observe("gather weights", functools.partial(format_step, step))
 
 
 def offload_step(step: StepGraph, names: OffloadPlan, observe: Observer = ignore_pass) -> None:

@@ -17,12 +17,14 @@ from tfpar.constraints.constraint_types import (
     batch,
     constraints_of,
     from_layout_map,
+    fsdp,
     replicate,
     shard,
     shard_output,
     stage,
 )
 from tfpar.constraints.layer_specs import collect_layer_specs
+from tfpar.constraints.sharded_weights import ShardedWeight, resolve_fsdp, split_weight
 from tfpar.constraints.stages import resolve_stages
 from tfpar.constraints.tensor_layouts import LAYOUT, collect_tensor_layouts
 from tfpar.constraints.variables import (
@@ -38,19 +40,23 @@ __all__ = [
     "Constraint",
     "PutInStage",
     "Resolution",
+    "ShardedWeight",
     "batch",
     "batch_axes",
     "check_axes",
     "constraints_of",
     "from_layout_map",
+    "fsdp",
     "collect_layer_specs",
     "collect_tensor_layouts",
     "replicate",
     "resolve",
+    "resolve_fsdp",
     "resolve_outputs",
     "resolve_stages",
     "resolve_variables",
     "shard",
     "shard_output",
+    "split_weight",
     "stage",
 ]

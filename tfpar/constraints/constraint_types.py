@@ -9,11 +9,21 @@ from typing import Any, ClassVar
 
 from tfpar.ir.graph import Tensor
 from tfpar.spec import Mesh, Placement, Replicate, Shard, SpecError
-from tfpar.spec.arguments import argument_error, check_list, integer, optional, text, written
+from tfpar.spec.arguments import (
+    argument_error,
+    check_choice,
+    check_list,
+    instance,
+    integer,
+    optional,
+    text,
+    written,
+)
 
 
 class Constraint:
-    """Base of all constraints; made by `shard`, `replicate`, `shard_output`, `batch`, `stage`."""
+    """Base of all constraints; made by `shard`, `replicate`, `fsdp`, `shard_output`, `batch`,
+    `stage`."""
 
     @property
     def named_axes(self) -> tuple[str, ...]:
@@ -173,6 +183,38 @@ class LayoutOutput(OutputConstraint):
         return f"layout of the output of {written(self.pattern)}: {self.axes}"
 
 
+_EVERY = ".*"
+ZERO_STAGES = (1, 2, 3)
+"""Sharded are optimizer slots; gradients, too; and weights, too."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FullyShard(Constraint):
+    """See `fsdp`."""
+
+    axis: str
+    pattern: str
+    stage: int
+    keep: bool
+    exact: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_pattern(self, self.pattern)
+        _axis(f"{self}: axis", self.axis)
+        check_choice(f"{self}: stage", self.stage, ZERO_STAGES)
+        instance(f"{self}: keep", self.keep, bool)
+
+    @property
+    def named_axes(self) -> tuple[str, ...]:
+        return (self.axis,)
+
+    def __str__(self) -> str:
+        which = "" if self.pattern == _EVERY else f", {written(self.pattern)}"
+        stage = "" if self.stage == 3 else f", stage={self.stage}"
+        keep = ", keep=True" if self.keep else ""
+        return f"fsdp({written(self.axis)}{which}{stage}{keep})"
+
+
 @dataclasses.dataclass(frozen=True)
 class SplitBatch(Constraint):
     """See `batch`."""
@@ -218,6 +260,30 @@ def shard(pattern: str, dim: int, axis: str, stride: int | None = None) -> Const
 def replicate(pattern: str, axis: str | None = None) -> Constraint:
     """Keep the variables that match whole along mesh axis `axis`, or along every axis."""
     return ReplicateVariable(pattern, axis)
+
+
+def fsdp(axis: str, pattern: str = _EVERY, *, stage: int = 3, keep: bool = False) -> Constraint:
+    """Shard weights over the ranks along mesh axis `axis`, which split the batch (ZeRO, FSDP).
+
+        with tap.auto_parallel(tap.split({"data": 8}), tap.fsdp("data")):
+
+    A rank stores a part of each weight, and of its gradient and optimizer slots. All parts are
+    gathered before the layers that read the weight, those of a block of layers at once and while
+    the block before computes, and are let go after them; the backward pass gathers them again.
+    Gradients are reduce-scattered. Numbers are those of data parallelism.
+
+    Args:
+        pattern: regular expression for the paths of weights, as of `shard`; by default all. Other
+            variables that match are left alone.
+        stage: 3: all of that. 1 or 2: weights are stored whole, and only their optimizer slots
+            are sharded; gradients are scattered, and new weights gathered.
+        keep: of stage 3: what the forward pass gathers is kept for the backward pass, which takes
+            more memory and half the gathers.
+
+    A weight is split in the longest dim that divides evenly and is not split along another axis;
+    one whose dims are all shorter than the axis stays whole.
+    """
+    return FullyShard(axis, pattern, stage, keep)
 
 
 def shard_output(pattern: str, dim: int | None, axis: str) -> Constraint:
@@ -312,8 +378,8 @@ def constraints_of(name: str, given: Any) -> tuple[Constraint, ...]:
 
 
 _A_CONSTRAINT = (
-    "a constraint, which tap.shard, tap.replicate, tap.shard_output, tap.batch, tap.stage, "
-    "tap.keep and tap.from_layout_map make"
+    "a constraint, which tap.shard, tap.replicate, tap.fsdp, tap.shard_output, tap.batch, "
+    "tap.stage, tap.keep and tap.from_layout_map make"
 )
 _CONSTRAINTS = f"{_A_CONSTRAINT}, or a list of them"
 _A_LAYOUT_MAP = "a keras.distribution.LayoutMap, or a mapping from patterns to axes"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from tfpar.constraints.constraint_types import (
     Constraint,
+    FullyShard,
     LayoutVariable,
     SplitBatch,
     VariableConstraint,
@@ -18,6 +19,16 @@ from tfpar.ir.names import pair, user_names
 from tfpar.spec import Mesh, Placement, Replicate, Spec, SpecError, format_spec, local_shape
 
 logger = logging.getLogger("tfpar")
+
+
+class _Matching(Protocol):
+    """A constraint with a pattern for paths."""
+
+    @property
+    def pattern(self) -> str: ...
+
+    @property
+    def exact(self) -> bool: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +76,7 @@ def resolve_variables(
     check_axes(constraints, mesh)
     places = {n: (places or {}).get(n, "") for n, _ in variables}
     called = {n: user_names(n, place) for n, place in places.items()}
-    matches: dict[str, list[VariableConstraint]] = {}
+    matching: dict[str, list[VariableConstraint]] = {}
     unmatched: list[VariableConstraint] = []
     on_variables = [c for c in constraints if isinstance(c, VariableConstraint)]
     now = pair([c.pattern for c in on_variables if c.paired], places)
@@ -73,21 +84,21 @@ def resolve_variables(
         if constraint.paired:
             names = [now[constraint.pattern]] if constraint.pattern in now else []
         else:
-            names = [n for n, known in called.items() if _matches(constraint, known)]
+            names = [n for n, known in called.items() if matches(constraint, known)]
         for name in names:
-            matches.setdefault(name, []).append(constraint)
+            matching.setdefault(name, []).append(constraint)
         if not names:
             unmatched.append(constraint)
     if must_match:
-        _report_unmatched(unmatched, matches, [n for n, _ in variables])
+        _report_unmatched(unmatched, matching, [n for n, _ in variables])
     return {
-        name: _combine(called[name], shape, matches[name], mesh)
+        name: _combine(called[name], shape, matching[name], mesh)
         for name, shape in variables
-        if name in matches
+        if name in matching
     }
 
 
-def _matches(constraint: VariableConstraint, names: Sequence[str]) -> bool:
+def matches(constraint: _Matching, names: Sequence[str]) -> bool:
     """Whether `constraint` speaks of the variable that is called `names`."""
     if constraint.exact:
         return names[0] == constraint.pattern
@@ -152,7 +163,7 @@ def batch_axes(constraints: Sequence[Constraint], mesh: Mesh) -> tuple[str, ...]
     """Return the mesh axes that split the batch, in mesh order.
 
     Those that `batch(...)` says. Without it: axes called "data" or "batch", and every
-    axis that no constraint names; so all of them if there are no constraints.
+    axis that no constraint names but `fsdp`; so all of them if there are no constraints.
 
     Raises:
         SpecError: an unknown axis, or two different `batch(...)`.
@@ -164,7 +175,8 @@ def batch_axes(constraints: Sequence[Constraint], mesh: Mesh) -> tuple[str, ...]
             raise SpecError(f"{pinned[0]} and {other} contradict each other. Keep one of them.")
     if pinned:
         return tuple(n for n in mesh.axis_names if n in pinned[0].axes)
-    named = {axis for c in constraints for axis in c.named_axes}
+    others = [c for c in constraints if not isinstance(c, FullyShard)]
+    named = {axis for c in others for axis in c.named_axes}
     return tuple(n for n in mesh.axis_names if n in BATCH_AXIS_NAMES or n not in named)
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from tfpar.cost.collectives import PACKED_KINDS
+from tfpar.ir.gathered_weights import is_prefetched
 from tfpar.ir.roles import Roles
 from tfpar.propagation.reshard import Communication
 
@@ -30,6 +31,7 @@ class PackingKey(NamedTuple):
         phase: whose ops wait for them.
         times: how many such sets of the model this one stands for.
         runs: how often a step runs each of these.
+        prefetched: they may run beside the ops of their phase.
     """
 
     group: int
@@ -38,6 +40,7 @@ class PackingKey(NamedTuple):
     phase: int
     times: int
     runs: int = 1
+    prefetched: bool = False
 
     @classmethod
     def of(
@@ -53,7 +56,7 @@ class PackingKey(NamedTuple):
         group = roles.together.get(moved.tensor) if moved.tensor is not None else None
         if group is None or moved.kind not in PACKED_KINDS:
             return None
-        return cls(group, moved.kind, axes, phase, times, runs)
+        return cls(group, moved.kind, axes, phase, times, runs, is_prefetched(moved.op))
 
 
 class PackingGain(NamedTuple):
@@ -63,11 +66,13 @@ class PackingGain(NamedTuple):
         phase: as of the set.
         seconds: in all; of one run, if there are several.
         fewer: by how many collectives there are fewer, in all runs.
+        prefetched: as of the set.
     """
 
     phase: int
     seconds: float
     fewer: int
+    prefetched: bool = False
 
 
 _Sum = tuple[int, int, float]
@@ -112,9 +117,9 @@ class PackingSets(dict[PackingKey, _Sum]):
         """
         for packable, (count, num_bytes, seconds) in self.items():
             if count > 1:
-                _, kind, axes, phase, times, runs = packable
+                _, kind, axes, phase, times, runs, prefetched = packable
                 less = seconds - seconds_of(kind, axes, num_bytes)
-                yield PackingGain(phase, times * less, times * (count - 1) * runs)
+                yield PackingGain(phase, times * less, times * (count - 1) * runs, prefetched)
 
 
 NOTHING = PackingSets()

@@ -29,6 +29,7 @@ from tfpar.cost.op_compute import (
 )
 from tfpar.cost.packing_gain import PackingKey, PackingSets
 from tfpar.cost.terms import Terms, best_buckets
+from tfpar.ir.gathered_weights import is_prefetched
 from tfpar.ir.graph import Op, Tensor, Variable, itemsize
 from tfpar.ir.kernels import InKernel
 from tfpar.ir.roles import BACKWARD, UPDATE, Roles, When
@@ -183,6 +184,8 @@ class Pricer:
             packable = PackingKey.of(moved, self.roles, axes, phase, times, runs)
             seconds = self.waited_seconds(kind, axes, num_bytes, packable is not None)
             terms.communication[phase] += times * seconds
+            if is_prefetched(moved.op):
+                terms.prefetched[phase] += times * seconds
             terms.dispatch[phase] += times * self._dispatch_s
             terms.count += times * runs
             if packable is not None:
@@ -411,20 +414,33 @@ class Pricer:
 
     def wait(self, terms: Terms) -> tuple[list[float], float]:
         """Price the collectives that ops wait for, by phase, and count them: those that run at the
-        same time start once."""
-        communication, count = terms.communication.tolist(), terms.count
-        for phase, seconds, fewer in terms.together.saved(self.collective_seconds):
-            communication[phase] -= seconds
-            count -= fewer
+        same time start once, and prefetched ones run beside the ops of their phase as far as these
+        last."""
+        communication, _, count = self._waits(terms)
         return communication, count
+
+    def _waits(self, terms: Terms) -> tuple[list[float], list[float], float]:
+        """`wait`, and between its two answers the seconds of each phase that hide what is
+        prefetched."""
+        communication, count = terms.communication.tolist(), terms.count
+        hidden = terms.prefetched.tolist()
+        for phase, seconds, fewer, ahead in terms.together.saved(self.collective_seconds):
+            communication[phase] -= seconds
+            hidden[phase] -= seconds if ahead else 0.0
+            count -= fewer
+        if any(hidden):
+            hideable = (self.cluster.overlap * terms.compute).tolist()
+            hidden = [max(0.0, min(pair)) for pair in zip(hidden, hideable, strict=True)]
+            communication = [all_ - own for all_, own in zip(communication, hidden, strict=True)]
+        return communication, hidden, count
 
     def cost(self, terms: Terms) -> Cost:
         """Make the cost of a step of its terms."""
         terms = terms.without_rounding()
         forward, backward, update = map(float, terms.compute)
         compute = forward, backward, update
-        (forward, backward, update), count = self.wait(terms)
-        hideable = self.cluster.overlap * compute[BACKWARD]
+        (forward, backward, update), hidden, count = self._waits(terms)
+        hideable = self.cluster.overlap * compute[BACKWARD] - hidden[BACKWARD]
         packed = best_buckets(terms, hideable, self.ranks, self.linked)
         waiting = forward, backward, update + packed.after_s
         running = sum(compute) + sum(waiting) + packed.exposed_s

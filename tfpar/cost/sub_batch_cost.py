@@ -13,6 +13,7 @@ once for each chunk. `chunked_cost` counts both.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from typing import NamedTuple
 
 from tfpar.cluster.description import Cluster
@@ -20,6 +21,7 @@ from tfpar.cost.cost import Cost
 from tfpar.cost.host import waiting_for_host
 from tfpar.cost.liveness import Buffer
 from tfpar.cost.memory import live_peak
+from tfpar.cost.pricer import shard_bytes
 from tfpar.cost.sub_batch_pricing import (
     SubBatchPricer,
     adding_seconds,
@@ -27,7 +29,8 @@ from tfpar.cost.sub_batch_pricing import (
     runs_in_parts,
 )
 from tfpar.cost.task_partition import TaskPartition
-from tfpar.ir.graph import Tensor, Variable
+from tfpar.ir.gathered_weights import gradient_of, is_scattered_gradient, runs_for_each_microbatch
+from tfpar.ir.graph import Op, Tensor, Variable, itemsize
 from tfpar.ir.roles import BACKWARD, FORWARD, UPDATE, Roles
 from tfpar.ir.traits import is_free
 from tfpar.pipeline.statistics import EXACT, BatchStatistics
@@ -101,12 +104,14 @@ def part_seconds(
     cluster: Cluster,
     roles: Roles,
     statistics: BatchStatistics = EXACT,
+    again: Collection[Op] = (),
 ) -> PartSeconds:
     """Price ops, and the collectives that they wait for, that run on parts of a rank's batch one
     behind the other; arguments as of `chunked_cost`.
 
     Args:
         statistics: of the batch, those that each part has of its own.
+        again: ops that each part runs although all of them give the same.
     """
     pricer = SubBatchPricer(laid.mesh, cluster, roles, mesh)
     terms, parts, rules = pricer.zero(), laid.mesh.shape[-1], laid.prepared.rules
@@ -116,7 +121,7 @@ def part_seconds(
             times = roles.times.get(op, 1) * (parts if each else 1)
             pricer.add_compute(terms, op, rules[op], decision, roles.phase[op], times)
     for moved, axes, each in moved_between_ranks(laid, roles):
-        own, phase = each or moved.op in statistics.sums, roles.phase[moved.op]
+        own, phase = each or moved.op in statistics.sums or moved.op in again, roles.phase[moved.op]
         times = roles.times.get(moved.op, 1) * (parts if own else 1)
         terms.compute[phase] += times * pricer.cut_seconds(moved)
         pricer.add_collective(terms, moved, axes, phase, times)
@@ -142,16 +147,18 @@ def microbatched_cost(
     """Price a step in microbatches: smaller products, more collectives, fewer activations.
 
     Gradients are summed over microbatches before they are over ranks: they travel once, when the
-    backward pass is over, and hide behind nothing. Their sums are stored from the beginning on,
-    besides the activations of one microbatch; where microbatches join, all of them have theirs
-    stored that are read after it.
+    backward pass is over, and hide behind nothing. Those of which ranks store a part each travel
+    for each microbatch, and hide behind its backward pass as in one piece. Sums are stored from the
+    beginning on, besides the activations of one microbatch; where microbatches join, all of them
+    have theirs stored that are read after it.
 
     Args:
         cost: of the step in one piece.
         laid: the step on `mesh` with the axis of the microbatches behind its own.
         statistics: of the batch, those that each microbatch has of its own.
     """
-    compute, waiting, dispatch_s = part_seconds(cost, laid, mesh, cluster, roles, statistics)
+    again = frozenset(filter(runs_for_each_microbatch, laid.graph.ops))
+    compute, waiting, dispatch_s = part_seconds(cost, laid, mesh, cluster, roles, statistics, again)
     step = TaskPartition(laid, roles, dict.fromkeys(laid.graph.ops, 0), 1, statistics=statistics)
     pricer = _WithJoins(step, cluster)
     moved = [c for c in laid.communications(roles.wire_dtypes) if c.op in step.runs.each]
@@ -160,21 +167,48 @@ def microbatched_cost(
     most = live_peak(laid, pricer, cost.bucket_bytes, show=0)
     kept = [b for b in step.joined if roles.phase[b[0].op] == FORWARD and _is_read_back(b, step)]
     others = sum(map(pricer.of_others, kept))
-    running = sum(compute) + sum(waiting) + cost.gradients_s
+    sums_bytes, scattered = _gradient_sums(cost, laid)
+    each_s = scattered * cost.gradients_s
+    gradients_s = cost.gradients_s + (step.microbatches - 1) * each_s
+    hideable_s = cluster.overlap * compute[BACKWARD]
+    hidden_s = min(hideable_s, step.microbatches * scattered * (cost.gradients_s - cost.exposed_s))
+    exposed_s = gradients_s - hidden_s
+    running = sum(compute) + sum(waiting) + exposed_s
     host_wait_s = waiting_for_host(dispatch_s, running)
     return dataclasses.replace(
         cost,
         seconds=running + host_wait_s + cluster.step_s,
         compute_s=compute,
         communication_s=waiting,
-        exposed_s=cost.gradients_s,
+        gradients_s=gradients_s,
+        exposed_s=exposed_s,
         hidden_s=0.0,
         host_wait_s=host_wait_s,
         activation_bytes=cost.activation_bytes / step.microbatches + others,
         copied_bytes=cost.copied_bytes / step.microbatches,
         host_activation_bytes=cost.host_activation_bytes / step.microbatches,
-        live_bytes=cost.gradient_bytes + most.num_bytes,
+        gradient_bytes=sums_bytes,
+        live_bytes=sums_bytes + most.num_bytes,
     )
+
+
+def _gradient_sums(cost: Cost, laid: PartitionedGraph) -> tuple[float, float]:
+    """Return the bytes of the sums of gradients that a rank stores, and the share of gradients that
+    are scattered before they are added up.
+
+    Args:
+        cost: of the step in one piece: as many bytes as weights.
+    """
+    stored, scattered = cost.gradient_bytes, 0.0
+    specs = {v.name: (v, laid.variable_specs[v]) for v in laid.graph.variables}
+    for op in filter(is_scattered_gradient, laid.graph.ops):
+        variable, spec = specs[gradient_of(op)]
+        shape, item = tuple(variable.shape), itemsize(variable.dtype)
+        whole = shard_bytes(shape, item, spec, laid.mesh)
+        own = shard_bytes(shape, item, laid.specs[op.outputs[0]], laid.mesh)
+        stored += own - whole
+        scattered += own
+    return stored, scattered / stored if stored else 0.0
 
 
 def _is_read_back(buffer: Buffer, step: TaskPartition) -> bool:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from tfpar.cluster.description import Cluster
 from tfpar.cost.pricer import Pricer
+from tfpar.ir.gathered_weights import runs_for_each_microbatch
 from tfpar.ir.graph import Op, Tensor
 from tfpar.ir.roles import Roles
 from tfpar.ir.traits import SOURCES
@@ -107,6 +108,7 @@ def _runs(laid: PartitionedGraph, statistics: BatchStatistics = EXACT) -> Runs:
         if runs_in_parts(decision) and op.type not in SOURCES
     }
     each |= statistics.each
+    each |= set(filter(runs_for_each_microbatch, laid.decisions))
     met = set()
     for op, decision in laid.decisions.items():
         for position, tensor in enumerate(op.inputs):

@@ -68,6 +68,7 @@ class Terms:
         compute: seconds of ops, by phase (a view, to be added to).
         communication: seconds of collectives that are waited for, each by itself, by phase (a
             view).
+        prefetched: of these, what may run beside the ops of the phase (a view).
         dispatch: seconds in which the host issues these ops, by phase (a view).
         count: how many collectives these are.
         together: those of them that are packed where several run at the same time.
@@ -84,15 +85,16 @@ class Terms:
     compute = _ByPhase(0)
     communication = _ByPhase(3)
     dispatch = _ByPhase(6)
-    count = _Number(9)
-    activation_bytes = _Number(10)
-    weight_bytes = _Number(11)
-    state_bytes = _Number(12)
-    host_slot_bytes = _Number(13)
-    host_activation_bytes = _Number(14)
+    prefetched = _ByPhase(9)
+    count = _Number(12)
+    activation_bytes = _Number(13)
+    weight_bytes = _Number(14)
+    state_bytes = _Number(15)
+    host_slot_bytes = _Number(16)
+    host_activation_bytes = _Number(17)
 
-    _SECONDS = slice(0, 9)
-    _PACKED = slice(15, None)
+    _SECONDS = slice(0, 12)
+    _PACKED = slice(18, None)
 
     def __init__(self, num_axes: int) -> None:
         self.vector = np.zeros(self._PACKED.start + len(_WHENS) * len(PACKED_KINDS) * 2**num_axes)

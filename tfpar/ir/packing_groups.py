@@ -10,8 +10,9 @@ and values are made of one tensor, and their gradients are added up to that of o
 
 No branch waits for another. So collectives of one kind and group on several of them are packed when
 the step is written (`compile.local.packing`), and so are those of the weights that the branches
-read. The place of a tensor on a branch is relative to what is near it, so that it is the same in a
-block of layers that is repeated and in one that stands for all of them (`planning.folding.fold`).
+read. (Weights that wait for their turn are packed by turn: `ir.passes.gather_weights`.) The place
+of a tensor on a branch is relative to what is near it, so that it is the same in a block of layers
+that is repeated and in one that stands for all of them (`planning.folding.fold`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import itertools
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
+from tfpar.ir.gathered_weights import find_gathers, find_turn
 from tfpar.ir.graph import Graph, Op, Tensor
 from tfpar.ir.traits import ADDITIONS, CONVOLUTIONS, MATRIX_PRODUCTS, REDUCTIONS
 
@@ -72,7 +74,8 @@ def moved_together(graph: Graph, deferrable: Collection[Tensor]) -> dict[Tensor,
     found: dict[Tensor, Hashable] = _side_by_side(_from_one_tensor(graph, data, readers))
     weights = {t: ("read", group) for t, group in _read_by(found, graph, data).items()}
     sums = _side_by_side(_added_up(graph, data, readers))
-    found = {**sums, **found, **weights}
+    turns = {tensor: ("gathered", find_turn(tensor.op)) for tensor in find_gathers(graph)}
+    found = {**sums, **found, **weights, **turns}
     number: dict[Hashable, int] = {}
     return {tensor: number.setdefault(group, len(number)) for tensor, group in found.items()}
 

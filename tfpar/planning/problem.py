@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from tfpar.cluster.description import Cluster
 from tfpar.cost.cost import Cost
+from tfpar.ir.gathered_weights import gathered_tensors
 from tfpar.ir.graph import Graph, Op, Tensor, Variable
 from tfpar.ir.passes.slots import name_of_slots
 from tfpar.pipeline import Pipeline
@@ -27,10 +28,18 @@ Progress = Callable[[str, int], None]
 
 @dataclasses.dataclass(frozen=True)
 class ConstrainedSpec:
-    """A spec that is given, and by what."""
+    """A spec that is given, and by what.
+
+    Attributes:
+        slots, gathered, keep_gathered, scatters_gradient: as of a `PlannedVariable`.
+    """
 
     spec: Spec
     why: str
+    slots: Spec | None = None
+    gathered: Spec | None = None
+    keep_gathered: bool = False
+    scatters_gradient: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -320,8 +329,15 @@ class Problem:
 
     def plan(self, **found: Any) -> Plan:
         """Return the plan whose attributes a planner has `found`, with what the problem says."""
+        gathers = gathered_tensors(self.step.graph, self.given.variables)
+        given = self.given.tensors.items()
+        variables = dict(found.pop("variables"))
+        for name, asked in self.given.variables.items():
+            if name in variables and (asked.slots or asked.gathered):
+                variables[name] = dataclasses.replace(variables[name], **vars(asked))
         return Plan(
-            tensors={name: given.spec for name, given in self.given.tensors.items()},
+            variables=variables,
+            tensors={name: one.spec for name, one in given if name not in gathers},
             constraints=self.given.constraints,
             fingerprint=self.step.fingerprint,
             cluster=self.cluster,
@@ -340,7 +356,7 @@ def step_anchors(plan: Plan, problem: Problem) -> Anchors:
     slots = {name_of_slots(weight): spec for weight, spec in anchors.slots.items()}
     return dataclasses.replace(
         anchors,
-        tensors={**anchors.tensors, **slots},
+        tensors={**anchors.tensors, **slots, **gathered_tensors(graph, plan.variables)},
         inputs=[input_spec(t in problem.step.batched, plan.mesh, axes) for t in graph.inputs],
         outputs=[replicated_spec(plan.mesh.num_axes)] * len(graph.outputs),
     )

@@ -5,12 +5,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
-from tfpar.constraints import PutInStage, batch_axes, resolve_outputs, resolve_variables
+from tfpar.constraints import (
+    PutInStage,
+    batch_axes,
+    resolve_fsdp,
+    resolve_outputs,
+    resolve_variables,
+)
 from tfpar.ir.fingerprint import fingerprint
 from tfpar.ir.graph import Graph, Tensor, Variable
 from tfpar.ir.planning_graph import PlanningGraph, planning_graph
 from tfpar.ir.step import StepGraph
 from tfpar.planning.memo import Memo
+from tfpar.planning.memory.gathered_weights import gathered_problem
 from tfpar.planning.memory.offload import bound_to_device
 from tfpar.planning.meshes import given_mesh, logical_meshes
 from tfpar.planning.problem import (
@@ -170,13 +177,16 @@ def _constrain(free: Problem, graph: Graph, request: PlanRequest, must_match: bo
     places = {v.name: v.place for v in graph.variables if v.place}
     variables = resolve_variables(constraints, shapes, mesh, must_match=must_match, places=places)
     outputs = resolve_outputs(constraints, graph, mesh, must_match=must_match)
+    sharded = resolve_fsdp(constraints, graph.variables, mesh, variables, must_match=must_match)
     specs = {name: ConstrainedSpec(r.spec, r.reason) for name, r in variables.items()}
+    specs |= {name: ConstrainedSpec(**vars(weight)) for name, weight in sharded.items()}
     constrained = free.with_given(
         variables={**free.given.variables, **specs},
         tensors={name: ConstrainedSpec(r.spec, r.reason) for name, r in outputs.items()},
         constraints=tuple(map(str, constraints)),
     )
-    return constrained.with_meshes([given_mesh(mesh, batch_axes(constraints, mesh))])
+    gathering = gathered_problem(constrained, constrained.given.variables)
+    return gathering.with_meshes([given_mesh(mesh, batch_axes(constraints, mesh))])
 
 
 def _differ_in_microbatches(one: PlanRequest, other: PlanRequest) -> bool:

@@ -66,6 +66,8 @@ def check_plan(plan: Plan) -> None:
             _check_spec(f"variable {name!r}", variable.spec, variable.shape, plan.mesh)
         if variable.slots is not None:
             _check_spec(f"slots of {name!r}", variable.slots, variable.shape, plan.mesh)
+        if variable.gathered is not None:
+            _check_spec(f"gathered {name!r}", variable.gathered, variable.shape, plan.mesh)
         for other in variable.alternatives:
             _check_alternative(f"variable {name!r}", other, variable.shape, plan.mesh)
     for name, spec in plan.tensors.items():

@@ -35,6 +35,15 @@ def difference(plan: Plan, other: Plan) -> list[str]:
             lines.append(f"{name}: {_spec(mine.spec)} -> {_spec(theirs.spec)}")
         if mine.slots != theirs.slots:
             lines.append(f"slots of {name}: {_slots(mine.slots)} -> {_slots(theirs.slots)}")
+        if mine.gathered != theirs.gathered:
+            both = (_gathered(one.gathered) for one in (mine, theirs))
+            lines.append(f"{name} as layers read it: {' -> '.join(both)}")
+        elif mine.keep_gathered != theirs.keep_gathered:
+            when = "kept for" if theirs.keep_gathered else "gathered again for"
+            lines.append(f"{name}: {when} the backward pass")
+        if mine.scatters_gradient != theirs.scatters_gradient:
+            when = "each microbatch" if theirs.scatters_gradient else "all of them"
+            lines.append(f"gradient of {name}: reduced after {when}")
     for name in sorted({*plan.tensors, *other.tensors}):
         before, after = plan.tensors.get(name), other.tensors.get(name)
         if before != after:
@@ -128,6 +137,10 @@ def _spec(spec: Spec | None) -> str:
 
 def _slots(spec: Spec | None) -> str:
     return "as it lies" if spec is None else format_spec(spec)
+
+
+def _gathered(spec: Spec | None) -> str:
+    return "as it is stored" if spec is None else format_spec(spec)
 
 
 def _shares(shares: Mapping[str, tuple[int, ...]]) -> str:

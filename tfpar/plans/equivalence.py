@@ -16,6 +16,9 @@ def execution_key(plan: Plan) -> Hashable:
     laid = [(n, v.spec) for n, v in plan.variables.items() if v.spec is not None]
     laid += [(f"{n}/slots", v.slots) for n, v in plan.variables.items() if v.slots is not None]
     laid += [
+        (f"{n}/gathered", v.gathered) for n, v in plan.variables.items() if v.gathered is not None
+    ]
+    laid += [
         (f"{name}:{slot}", spec)
         for name, op in plan.ops.items()
         for slot, spec in enumerate((*op.in_specs, *op.made, *op.kept))
@@ -24,6 +27,8 @@ def execution_key(plan: Plan) -> Hashable:
     return (
         math.prod(sizes[axis] for axis in plan.batch_axes),
         tuple(sorted((name, parts) for name, parts in split if parts)),
+        frozenset(n for n, v in plan.variables.items() if v.keep_gathered),
+        frozenset(n for n, v in plan.variables.items() if v.scatters_gradient),
         plan.recompute,
         plan.offloaded,
         plan.microbatches,

@@ -5,7 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from tfpar.constraints import Constraint, batch_axes, resolve_outputs, resolve_variables
+from tfpar.constraints import (
+    Constraint,
+    batch_axes,
+    resolve_fsdp,
+    resolve_outputs,
+    resolve_variables,
+)
 from tfpar.ir.fingerprint import fingerprint
 from tfpar.ir.graph import Gradient, Graph
 from tfpar.ir.planning_graph import planning_graph
@@ -36,12 +42,15 @@ def plan_from_constraints(
     places = {v.name: v.place for v in graph.variables if v.place}
     resolved = resolve_variables(constraints, shapes, mesh, must_match=not part, places=places)
     outputs = resolve_outputs(constraints, graph, mesh, must_match=not part)
+    sharded = resolve_fsdp(constraints, graph.variables, mesh, resolved, must_match=not part)
     variables = {}
     for variable in graph.variables:
         planned = PlannedVariable(tuple(variable.shape), variable.dtype, variable.trainable)
         if variable.name in resolved:
             found = resolved[variable.name]
             planned = dataclasses.replace(planned, spec=found.spec, why=found.reason)
+        if variable.name in sharded:
+            planned = dataclasses.replace(planned, **vars(sharded[variable.name]))
         variables[variable.name] = planned
     return Plan(
         mesh=mesh,

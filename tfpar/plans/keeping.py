@@ -66,7 +66,8 @@ def keep(plan: Plan | str | os.PathLike[str], pattern: str) -> tuple[Constraint,
     The weights keep the specs of the plan, those that it leaves to propagation are left to it, what
     it pinned of their activations stays so, and the batch is split over the same axes. If the plan
     has stages, layers with such weights stay in theirs, for a pipeline that has as many. Optimizer
-    slots, and what is computed again or is in host memory, are found again. As a path that is
+    slots, weights that are stored in parts, and what is computed again or is in host memory, are
+    found again. As a path that is
     written out, what is kept wins over other constraints whose patterns match.
 
     Args:
@@ -97,7 +98,8 @@ def _kept(plan: Plan, pattern: str, said: str) -> list[Constraint]:
     found: list[Constraint] = []
     axes = plan.mesh.axis_names
     for name in names:
-        spec = plan.variables[name].spec
+        variable = plan.variables[name]
+        spec = variable.gathered or variable.spec
         if spec is not None:
             found.append(KeptVariable(name, axes, spec))
     for name in tensors:

@@ -98,6 +98,9 @@ class AlternativeEntry(NamedTuple):
     layout: str
 
 
+_SPECS = ("spec", "slots", "gathered")  # of a variable
+
+
 class VariableEntry(_Part, frozen=True, omit_defaults=True):
     """A `PlannedVariable`."""
 
@@ -108,10 +111,13 @@ class VariableEntry(_Part, frozen=True, omit_defaults=True):
     why: str
     alternatives: tuple[AlternativeEntry, ...]
     slots: SpecText | None = None
+    gathered: SpecText | None = None
+    keep_gathered: bool = False
+    scatters_gradient: bool = False
 
     @classmethod
     def of(cls, variable: PlannedVariable) -> VariableEntry:
-        specs = {name: _write_spec(getattr(variable, name)) for name in ("spec", "slots")}
+        specs = {name: _write_spec(getattr(variable, name)) for name in _SPECS}
         alternatives = tuple(
             AlternativeEntry(_write_spec(a.spec), _write_seconds(a.seconds), a.layout)
             for a in variable.alternatives
@@ -119,7 +125,7 @@ class VariableEntry(_Part, frozen=True, omit_defaults=True):
         return cls(**{**vars(variable), **specs, "alternatives": alternatives})
 
     def read(self) -> PlannedVariable:
-        specs = {name: _read_spec(getattr(self, name)) for name in ("spec", "slots")}
+        specs = {name: _read_spec(getattr(self, name)) for name in _SPECS}
         alternatives = tuple(
             SpecOption(a.spec.spec, _read_seconds(a.seconds), a.layout) for a in self.alternatives
         )

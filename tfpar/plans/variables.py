@@ -36,6 +36,11 @@ class PlannedVariable:
         why: what fixed the spec (constraints as text, a planner); empty where nothing did.
         alternatives: what else a planner has priced, the choice itself included.
         slots: the spec of a weight's optimizer slots; None: its own.
+        gathered: the spec in which layers read a weight that is gathered for them (ZeRO-3, FSDP);
+            None: they read it as it is stored.
+        keep_gathered: the backward pass reads what the forward pass gathered.
+        scatters_gradient: its gradient is scattered, as its slots are, before those of microbatches
+            are added up (ZeRO-2).
     """
 
     shape: tuple[int, ...]
@@ -45,3 +50,6 @@ class PlannedVariable:
     why: str = ""
     alternatives: tuple[SpecOption, ...] = ()
     slots: Spec | None = None
+    gathered: Spec | None = None
+    keep_gathered: bool = False
+    scatters_gradient: bool = False

@@ -119,11 +119,16 @@ def run_chunks(program: LocalProgram) -> LocalProgram:
     return made
 
 
-def sum_before_scattering(graph: Graph, axes: tuple[int, ...]) -> None:
+def sum_before_scattering(
+    graph: Graph, axes: tuple[int, ...], scattered_first: Collection[Tensor] = ()
+) -> None:
     """Sum over `axes`, the chunks, before what is summed is scattered over ranks; in place.
 
     Over ranks it is better to scatter first, since then there is less to sum. But a sum over chunks
     moves nothing, and if it comes first, one tensor is scattered instead of one for each chunk.
+
+    Args:
+        scattered_first: sums that stay as they are.
     """
     readers = graph.consumers()
     moved: dict[Tensor, Tensor] = {}
@@ -136,6 +141,7 @@ def sum_before_scattering(graph: Graph, axes: tuple[int, ...]) -> None:
         scatter = scattered.op
         if (
             scatter.type == "ReduceScatter"
+            and op.outputs[0] not in scattered_first
             and scatter.attrs["reduction"] == op.attrs["reduction"]
             and len(readers[scattered]) == 1
         ):

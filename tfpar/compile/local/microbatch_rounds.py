@@ -37,6 +37,7 @@ from tfpar.compile.local.rank_local_axis import (
     constant_of_sub_batch,
 )
 from tfpar.compile.local.reshard import COLLECTIVE_TYPES, ONCE
+from tfpar.ir.gathered_weights import runs_for_each_microbatch
 from tfpar.ir.graph import Op, Tensor
 from tfpar.ir.traits import SOURCES
 from tfpar.spec import Shard
@@ -112,6 +113,8 @@ def differing_ops(program: LocalProgram, repetition: Repetition) -> set[Op]:
             )
         elif meets(op, axis):
             differs = op.type in ("ReduceScatter", "AllToAll")
+        elif runs_for_each_microbatch(op):
+            differs = True  # in time: what it gives is the same, but not kept from one to the next
         elif ONCE in op.attrs or repetition.writes(op):
             differs = False  # microbatches hold the same, even where each has computed it
         else:

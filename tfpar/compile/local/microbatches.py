@@ -32,6 +32,7 @@ from tfpar.compile.local.rank_local_axis import (
 from tfpar.compile.local.round_tasks import RoundTasks, TaskKey
 from tfpar.compile.local.stage_split import PipelineLowering, send_in_slices, write_in_stages
 from tfpar.ir.builder import GraphBuilder, neutral
+from tfpar.ir.gathered_weights import is_scattered_gradient
 from tfpar.ir.graph import FunctionRef, Graph, Op, Tensor, is_floating, itemsize
 from tfpar.ir.roles import Roles
 from tfpar.ir.traits import CONSTANTS
@@ -84,7 +85,8 @@ def run_microbatches(
     Raises:
         NotRepeatableError: names an op with an effect that would come once for each microbatch.
     """
-    sum_before_scattering(program.graph, (program.mesh.num_axes - 1,))
+    axes = (program.mesh.num_axes - 1,)
+    sum_before_scattering(program.graph, axes, _sums_of_parts(program.graph))
     schedule = schedule or generate("1f1b", 1, program.mesh.shape[-1])
     writer = _Writer(program, schedule, recompute)
     for done in range(writer.rounds.count + 1):
@@ -94,6 +96,17 @@ def run_microbatches(
             if writer.rounds.once.get(op) == done:
                 writer.write_once(op)
     return writer.finish([writer.ops[op][-1] for op in program.graph.effects])
+
+
+def _sums_of_parts(graph: Graph) -> set[Tensor]:
+    """Return the sums over microbatches of gradients of which ranks store a part each."""
+    found = set()
+    for op in filter(is_scattered_gradient, graph.ops):
+        (total,) = op.inputs
+        while total.op.type in ("Reshape", "Cast"):
+            total = total.op.inputs[0]
+        found.add(total)
+    return found
 
 
 class _Writer(RankLocalAxis):

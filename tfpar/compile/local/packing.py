@@ -8,7 +8,8 @@ computed.
 A gather may be ready long before it is needed, as that of a weight is from the beginning of the
 step on. Gathered together with what the first layer reads, the last layer's weight would delay the
 step and be stored from then on. So gathers share a bucket only if they are needed at the same
-time: if nothing that reads one of them has to wait for another.
+time: if nothing that reads one of them has to wait for another. Weights that are gathered in groups
+(`ir.passes.gather_weights`) have their turn: those of a group share buckets, and no others.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from tfpar.compile.local.local_graph import NOWHERE, StagePass
 from tfpar.compile.local.reshard import CHUNK, DIMS
 from tfpar.compile.local.transfers import TRANSFER_TYPES
+from tfpar.ir.gathered_weights import find_turn
 from tfpar.ir.graph import Graph, Op, Shape, Tensor
 from tfpar.ir.order import sort_topologically
 from tfpar.ir.traits import HANDED_ON
@@ -128,6 +130,7 @@ def _fill(graph: Graph, bucket_bytes: int, places: Mapping[Op, StagePass]) -> li
         for earlier in op.control:
             mask |= needs[earlier]
         if _can_join(op):
+            turn = find_turn(op.inputs[0].op) if op.type == "AllGather" else None
             key = (
                 op.type,
                 op.attrs["axes"],
@@ -135,14 +138,14 @@ def _fill(graph: Graph, bucket_bytes: int, places: Mapping[Op, StagePass]) -> li
                 op.outputs[0].dtype,
                 op.attrs.get(CHUNK),
                 places.get(op, NOWHERE).stage,
+                turn,
             )
             size, own, others = payload(op), gathers.get(op, 0), before.get(op, 0)
             bucket = current.get(key)
             if (
                 bucket is None
                 or bucket.num_bytes + size > bucket_bytes
-                or others & bucket.gathers
-                or bucket.before & own
+                or (turn is None and (others & bucket.gathers or bucket.before & own))
                 or _closure(mask, buckets) >> bucket.index & 1
             ):
                 bucket = _Bucket(len(buckets))

@@ -17,10 +17,10 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
 from tfpar.ir.graph import DType, Graph, Op, Tensor
-from tfpar.ir.passes.rereads import find_arrival, is_reread, rewire_backward
+from tfpar.ir.passes.rereads import find_arrival, find_fed, is_reread, rewire_backward
 from tfpar.ir.passes.trim import clone_op
 from tfpar.ir.roles import Roles
-from tfpar.ir.traits import REFERENCES, SIZES, SOURCES
+from tfpar.ir.traits import REFERENCES, SOURCES
 
 _AGAIN = "/recompute"  # ends the names of clones
 
@@ -38,7 +38,7 @@ def recompute(graph: Graph, blocks: Sequence[Collection[Op]], roles: Roles) -> G
             of, or whose gradient depends on nothing that follows it, stays as it is.
         roles: of `graph`.
     """
-    fed = _fed(graph)
+    fed = find_fed(graph)
     readers = graph.consumers()
     position = {op: i for i, op in enumerate(graph.ops)}
     instead: dict[Tensor, Tensor] = {}
@@ -52,15 +52,6 @@ def recompute(graph: Graph, blocks: Sequence[Collection[Op]], roles: Roles) -> G
     return rewire_backward(graph, added, instead, roles)
 
 
-def _fed(graph: Graph) -> frozenset[Op]:
-    """Return the ops whose results depend on what the step is fed, by more than its sizes."""
-    found = {t.op for t in graph.inputs}
-    for op in graph.ops:
-        if op.type not in SIZES and any(t.op in found for t in op.inputs):
-            found.add(op)
-    return frozenset(found)
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Block:
     """Recomputation of one block.
@@ -70,7 +61,7 @@ class _Block:
         reread: the tensors whose clones the backward pass reads.
         after: the op that makes the gradient which arrives at the block.
         before: the first op of the backward pass that needs a clone.
-        fed: see `_fed`.
+        fed: see `rereads.find_fed`.
     """
 
     ops: Sequence[Op]

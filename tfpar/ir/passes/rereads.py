@@ -13,6 +13,15 @@ from tfpar.ir.roles import BACKWARD, FORWARD, Roles
 from tfpar.ir.traits import SIZES
 
 
+def find_fed(graph: Graph) -> frozenset[Op]:
+    """Return the ops whose results depend on what the step is fed, by more than its sizes."""
+    found = {t.op for t in graph.inputs}
+    for op in graph.ops:
+        if op.type not in SIZES and any(t.op in found for t in op.inputs):
+            found.add(op)
+    return frozenset(found)
+
+
 def is_reread(readers: Sequence[Op], inside: Collection[Op], roles: Roles) -> bool:
     """Whether the backward pass reads a tensor of the block, and no later forward op does."""
     if any(roles.phase[r] == FORWARD and r not in inside for r in readers):

@@ -116,6 +116,10 @@ def _variable(report: Report, variable: VariableSummary) -> str:
         f"  Per device: {variable.local_shape}, {format_bytes(variable.device_bytes or 0)}",
         *_stage(report, variable),
     ]
+    if variable.gathered is not None:
+        lines.append(
+            f"  Layers read it as {variable.gathered}: gathered for each pass, let go after."
+        )
     if variable.offloaded:
         lines.append("  Its optimizer slots lie in host memory between their uses.")
     lines += _options(report, variable)

@@ -186,7 +186,7 @@ def _tables(report: Report) -> Iterator[str]:
 
 
 def _kept_apart(report: Report) -> Iterator[str]:
-    """Yield lines on what is recomputed, offloaded to host memory, or sharded further (ZeRO-1)."""
+    """Yield lines on what is recomputed, offloaded to host memory, or sharded further (ZeRO)."""
     facts = report.facts
     if facts.recompute:
         yield f"Computed again in the backward pass, to store less: {_blocks(facts.recompute)}"
@@ -195,6 +195,11 @@ def _kept_apart(report: Report) -> Iterator[str]:
     if facts.offloaded_activations:
         blocks = _blocks(facts.offloaded_activations)
         yield f"In host memory from the forward to the backward pass: what {blocks} keep"
+    if facts.gathered_weights:
+        yield (
+            f"Stored in parts and gathered for their layers (ZeRO-3, FSDP): "
+            f"{_weights(facts.gathered_weights)}"
+        )
     if facts.split_slots:
         yield (
             f"Optimizer slots split over ranks that have the same of a weight, to store less "

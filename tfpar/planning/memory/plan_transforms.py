@@ -1,9 +1,10 @@
 """Transforms of a problem to the step that a plan runs: recomputed blocks, separate optimizer
-slots, and offload."""
+slots, offload, and gathered weights."""
 
 from __future__ import annotations
 
 from tfpar.ir.passes.slots import separate_slots
+from tfpar.planning.memory.gathered_weights import gathered_problem
 from tfpar.planning.memory.offload import offloaded_problem
 from tfpar.planning.memory.recompute import recomputed_problem
 from tfpar.planning.problem import Problem
@@ -14,6 +15,7 @@ def apply_plan_transforms(problem: Problem, plan: Plan) -> Problem:
     """Return the problem of the step as `plan` runs it. It keeps its fingerprint: that of the
     step."""
     problem = apply_memory_transforms(problem, plan.recompute, plan.offloaded)
+    problem = gathered_problem(problem, plan.variables)
     weights = frozenset(name for name, v in plan.variables.items() if v.slots is not None)
     if not weights or problem.step.state_ratio is None:  # then the graph has the slots themselves
         return problem
@@ -27,7 +29,8 @@ def apply_memory_transforms(
     problem: Problem, recompute: tuple[str, ...], offloaded: OffloadPlan
 ) -> Problem:
     """Return the problem of the step that computes blocks again, and has things in host memory."""
-    return offloaded_problem(recomputed_problem(problem, recompute), offloaded)
+    changed = offloaded_problem(recomputed_problem(problem, recompute), offloaded)
+    return gathered_problem(changed, changed.given.variables)
 
 
 class ProblemsWithSlotsApart(dict[frozenset[str], Problem]):

@@ -15,6 +15,7 @@ from tfpar.planning.memory.offload_moves import offload_slots_to_fit
 from tfpar.planning.memory.plan_transforms import apply_memory_transforms
 from tfpar.planning.memory.shard_slots import may_fit_with_sharded_slots, with_sharded_slots
 from tfpar.planning.meshes import LogicalMesh
+from tfpar.planning.pricing.price import price_whole
 from tfpar.planning.problem import Planner, Problem
 from tfpar.plans import OffloadPlan, Plan
 
@@ -60,7 +61,7 @@ class Relayout:
         problem = self._changed_problem()
         if self.problem.aim.offer is not None:
             problem = problem.with_incumbent_callback(self._offer_as_run(self.problem.aim.offer))
-        plan = self.planner.solve(problem)
+        plan = with_given_slots(self.planner.solve(problem), problem)
         yield plan
         fastest = fastest_plan(problem, self.planner)
         if fit.fits(plan) and is_near(plan, fastest):
@@ -72,7 +73,8 @@ class Relayout:
         lighter = [one for one in found if one is not None]
         yield from lighter
         if not any(map(fit.fits, [plan, *lighter])):
-            least = self.planner.solve(problem.with_objective(memory_limit=0.0))
+            lowest = problem.with_objective(memory_limit=0.0)
+            least = with_given_slots(self.planner.solve(lowest), problem)
             for one in (
                 least,
                 with_sharded_slots(least, problem),
@@ -135,8 +137,18 @@ def fastest_plan(problem: Problem, planner: Planner) -> Plan:
     """Return the planner's fastest plan of all, whatever it stores; it is searched once."""
     known, key = problem.memo.of(FastestPlans), (planner, tuple(problem.meshes))
     if key not in known:
-        known[key] = planner.solve(problem.with_objective(memory_limit=math.inf))
+        plan = planner.solve(problem.with_objective(memory_limit=math.inf))
+        known[key] = with_given_slots(plan, problem)
     return known[key]
+
+
+def with_given_slots(plan: Plan, problem: Problem) -> Plan:
+    """Return a planner's plan with its price where specs of optimizer slots are given: planners
+    take slots to be as their weights are."""
+    if plan.cost is None or not any(given.slots for given in problem.given.variables.values()):
+        return plan
+    cost, laid = price_whole(plan, problem)
+    return plan.with_findings(cost=cost).with_partitioned(laid)
 
 
 def fastest_with_sharded_slots(problem: Problem, planner: Planner) -> Plan | None:

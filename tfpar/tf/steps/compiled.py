@@ -15,6 +15,7 @@ from tfpar.compile import (
     ActorLayout,
     CompileOptions,
     compile_step,
+    gather_step,
     offload_step,
     recompute_step,
     simplify_step,
@@ -29,6 +30,7 @@ from tfpar.compile.local.stage_split import PipelineLowering
 from tfpar.compile.local.xla_regions import find_uncompiled_ops
 from tfpar.compile.passes import Observer, dump_of, ignore_pass
 from tfpar.cost.stage_transfers import ScatterGatherCost
+from tfpar.ir.gathered_weights import gathered_tensors
 from tfpar.ir.graph import Graph, Op, Tensor, Variable
 from tfpar.ir.names import VariableName
 from tfpar.ir.roles import BACKWARD, Roles
@@ -216,6 +218,7 @@ class CompiledFunction:
         if not self._part:
             recompute_step(captured, plan.recompute, observe)
             offload_step(captured, plan.offloaded, observe)
+        gather_step(captured, plan.variables, observe)
         stages = self._staged(captured, plan)
         prepared = prepare_staged(captured.graph, stages)
         self.warnings.fallbacks(prepared)
@@ -338,8 +341,12 @@ class CompiledFunction:
             axes = [mesh.axis(n) for n in one.batch_axes]
             laid = {} if self.program.moves else find_placed_variables(captured, mesh)
             inputs = [input_spec(t in batched, mesh, axes) for t in captured.graph.inputs]
+            whole = gathered_tensors(captured.graph, one.variables)
             anchors = dataclasses.replace(
-                anchors, variables={**laid, **anchors.variables}, inputs=inputs
+                anchors,
+                variables={**laid, **anchors.variables},
+                tensors={**anchors.tensors, **whole},
+                inputs=inputs,
             )
             if len(plan.by_layout) > 1 and plan.microbatches > 1:
                 sizes = {t.shape[0] for t in batched if t.shape}

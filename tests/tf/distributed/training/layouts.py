@@ -116,13 +116,14 @@ def data_parallel_in_microbatches(place: Place) -> Results:
     return trains(place, mlp, regression(21), kinds={"all_reduce"}, pipeline=pipeline)
 
 
+def compiled() -> keras.Model:
+    model = gpt()
+    model.jit_compile = True
+    return model
+
+
 @precision("float32")
 def megatron_compiled_by_xla(place: Place) -> Results:
-    def compiled() -> keras.Model:
-        model = gpt()
-        model.jit_compile = True
-        return model
-
     return in_megatrons_layout(place, compiled)
 
 
@@ -218,6 +219,24 @@ def zero_1(place: Place) -> Results:
 
     kinds = {"reduce_scatter", "all_gather"}
     return trains(place, build, tokens(16), ZERO_1, kinds=kinds)
+
+
+def fully_sharded(place: Place) -> Results:
+    kinds = {"reduce_scatter", "all_gather"}
+    split = "block_0_fc1/kernel"
+    return trains(place, gpt, tokens(16), [tap.fsdp("data")], kinds=kinds, split=split)
+
+
+def fully_sharded_in_microbatches(place: Place) -> Results:
+    """Weights are gathered, and gradients scattered, within the calls of a task."""
+    pipeline = tap.Pipeline(stages=1, microbatches=2)
+    split = "block_0_fc1/kernel"
+    return trains(place, gpt, tokens(16), [tap.fsdp("data")], split=split, pipeline=pipeline)
+
+
+@precision("float32")
+def fully_sharded_and_compiled_by_xla(place: Place) -> Results:
+    return trains(place, compiled, tokens(16), [tap.fsdp("data")], kinds={"all_gather"})
 
 
 @precision("float32")
@@ -352,6 +371,9 @@ ON_TWO: list[Case] = [
     vocabulary_parallel,
     zero_1,
     zero_1_offloaded,
+    fully_sharded,
+    fully_sharded_in_microbatches,
+    fully_sharded_and_compiled_by_xla,
     experts_by_all_to_all,
     searched_gpt,
     searched_convnet,

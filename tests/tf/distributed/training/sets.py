@@ -47,7 +47,7 @@ SETS: dict[str, list[Case]] = {
 BY_DAY: dict[str, list[Case]] = {
     "two": [
         layouts.data_parallel_in_unequal_shares,  # reduced by their sizes, and gathered
-        layouts.zero_1,  # reduce-scatter and all-gather
+        layouts.fully_sharded_in_microbatches,  # reduce-scatter and all-gather
         layouts.experts_by_all_to_all,
         layouts.compressed_as_fp16,
         data.datasets_shuffled_under_a_seed,

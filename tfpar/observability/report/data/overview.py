@@ -57,6 +57,7 @@ def build_overview(plan: Plan) -> Facts:
         offloaded_slots=len(plan.offloaded.slots),
         offloaded_activations=tuple(plan.offloaded.activations),
         split_slots=sum(variable.slots is not None for variable in plan.variables.values()),
+        gathered_weights=sum(v.gathered is not None for v in plan.variables.values()),
         splits_anything=plan.splits_anything(),
         constraints=plan.constraints,
         fixed_tensors={n: placement_text(s, plan.mesh) for n, s in sorted(plan.tensors.items())},

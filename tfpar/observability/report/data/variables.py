@@ -80,6 +80,7 @@ def _variable(
         placement=None if spec is None else placement_text(spec, mesh),
         spec=None if spec is None else format_spec(spec),
         slots=None if planned.slots is None else format_spec(planned.slots),
+        gathered=None if planned.gathered is None else placement_text(planned.gathered, mesh),
         local_shape=None if laid is None else tuple(laid),
         num_bytes=variable_bytes(planned),
         device_bytes=None if spec is None else shard_bytes(planned, spec, mesh),

@@ -50,6 +50,8 @@ class Facts:
         offloaded_activations: blocks whose activations are offloaded there.
         splits_anything: the batch or a variable is split over several ranks.
         split_slots: how many weights have slots that are split further than they (ZeRO-1).
+        gathered_weights: how many weights are stored in parts and gathered for their layers
+            (ZeRO-3, FSDP).
         constraints: what the plan was made from, as text.
         fixed_tensors: activations that constraints fix, with their placement.
         passed_over: (seconds, collectives) of a faster plan that is no simpler; see `Plan`.
@@ -71,6 +73,7 @@ class Facts:
     offloaded_slots: int = 0
     offloaded_activations: tuple[str, ...] = ()
     split_slots: int = 0
+    gathered_weights: int = 0
     splits_anything: bool = True
     constraints: tuple[str, ...] = ()
     fixed_tensors: dict[str, str] = dataclasses.field(default_factory=dict)

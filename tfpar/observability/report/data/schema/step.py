@@ -120,6 +120,7 @@ class VariableSummary:
         fixed: the plan itself gives its spec, not propagation.
         placement: in words; None: left to propagation.
         spec: as `S(0)R`; `slots` of a weight's slots where theirs differs.
+        gathered: how layers read a weight that is gathered for them, in words; None: as it is.
         local_shape: on a device, padding included.
         num_bytes: of the whole; `device_bytes` on a device, None where its spec is not known.
         why: it is placed so.
@@ -143,6 +144,7 @@ class VariableSummary:
     device_bytes: int | None
     why: str
     stage: int | None = None
+    gathered: str | None = None
     offloaded: bool = False
     options: tuple[Option, ...] = ()
     uses: tuple[Use, ...] = ()

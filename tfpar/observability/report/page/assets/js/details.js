@@ -173,6 +173,7 @@ class Details {
         ],
         ["Why", variable.why],
         ["Slots", variable.slots && `lie as ${variable.slots}`],
+        ["Layers read it", variable.gathered && `gathered: ${variable.gathered}`],
         ["Slots are in", variable.offloaded && "host memory"],
       ]),
       this.options(variable, base),

@@ -262,6 +262,10 @@ const overview = {
         facts.split_slots > 0 && `of ${format.plural(facts.split_slots, "weight")}`,
       ],
       [
+        "Gathered for their layers",
+        facts.gathered_weights > 0 && format.plural(facts.gathered_weights, "weight"),
+      ],
+      [
         "Normalisation",
         facts.batch_statistics !== "exact" && `statistics of ${facts.batch_statistics}`,
       ],
