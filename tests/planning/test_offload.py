@@ -11,7 +11,6 @@ from tests.cases import deep_list
 from tests.planning.changes import changed
 from tests.planning.problems import Captured
 from tests.planning.test_slots import MACHINES, WHOLE, problem_of, weights_of
-from tests.planning.test_slots import slots_of as split_slots_of
 from tfpar.cluster import Cluster, Device, Level
 from tfpar.ir import traits
 from tfpar.planning.cache import problem_digest
@@ -21,6 +20,7 @@ from tfpar.planning.memory.offload_moves import offload_slots, with_offloaded_sl
 from tfpar.planning.memory.plan_transforms import apply_plan_transforms
 from tfpar.planning.memory.relayout import fastest_plan
 from tfpar.planning.memory.shard_slots import with_sharded_slots
+from tfpar.planning.memory.shard_weights import with_sharded_weights
 from tfpar.planning.pricing.price import price_whole
 from tfpar.planning.solve import find_plan
 from tfpar.plans import Offload, OffloadPlan, Plan
@@ -120,16 +120,17 @@ def below_all_others(problem, fastest) -> float:
     least = with_sharded_slots(
         TapPlanner().solve(problem.with_objective(memory_limit=0.0)), problem
     )
-    split = with_sharded_slots(fastest, problem)
+    split = with_sharded_weights(fastest, problem)
     assert least is None
     return split.cost.memory_bytes - split.cost.state_bytes / 2
 
 
-def test_where_nothing_else_fits_slots_are_split_and_offloaded(problem, fastest):
+def test_where_nothing_else_fits_weights_are_sharded_and_slots_offloaded(problem, fastest):
     limit = below_all_others(problem, fastest)
     plan = solved(problem, limit)
     assert plan.offloaded.slots and set(plan.offloaded.slots) <= set(NAMES)
-    assert split_slots_of(plan) and weights_of(plan) == {WHOLE}, "each rank moves its part"
+    assert WHOLE not in weights_of(plan), "each rank moves its part"
+    assert all(plan.variables[name].gathered for name in NAMES)
     assert plan.cost.memory_bytes <= limit
     again, _ = price_whole(plan, problem)
     assert again.seconds == pytest.approx(plan.cost.seconds)

@@ -13,6 +13,7 @@ from tfpar.planning.memory.offload_moves import OffloadActivations
 from tfpar.planning.memory.plan_transforms import apply_memory_transforms
 from tfpar.planning.memory.recompute import Blocks, recomputed_problem
 from tfpar.planning.memory.relayout import Relayout, ShardSlots, fastest_plan
+from tfpar.planning.memory.shard_weights import ShardWeights
 from tfpar.planning.problem import Planner, Problem
 from tfpar.plans import OffloadPlan, Plan
 
@@ -29,9 +30,9 @@ def solve_under_memory_limit(problem: Problem, planner: Planner) -> Plan:
     """Return the planner's plan, with what it takes to fit.
 
     Where the fastest plan of all does not fit, moves are tried (`fit`): its optimizer slots are
-    sharded; layouts that store less are found, with repeated blocks recomputed, too, of which the
-    one that saves most is the first; what blocks keep is offloaded. What the user has said of
-    recomputation and offloading stays.
+    sharded, or its weights; layouts that store less are found, with repeated blocks recomputed,
+    too, of which the one that saves most is the first; what blocks keep is offloaded. What the user
+    has said of recomputation and offloading stays.
 
     Raises:
         PlanError: no plan satisfies the constraints.
@@ -56,6 +57,7 @@ def _moves_of_choice(
 ) -> Iterator[MemoryMove]:
     """The moves where the user has said which blocks are recomputed."""
     yield Relayout(problem, planner, names, away)
+    yield ShardWeights(offloaded_problem(problem, away), planner, away, [names])
     if not names and problem.decides_offload:
         yield OffloadActivations(problem, fastest_plan(problem, planner), _choices(problem)[1:])
 
@@ -63,7 +65,9 @@ def _moves_of_choice(
 def _moves(problem: Problem, planner: Planner, away: OffloadPlan) -> Iterator[MemoryMove]:
     """The moves where memory decides what is recomputed; `away` is in host memory."""
     yield ShardSlots(offloaded_problem(problem, away), planner, away)
-    *some, most = _choices(problem)
+    choices = _choices(problem)
+    yield ShardWeights(offloaded_problem(problem, away), planner, away, choices)
+    *some, most = choices
     for names in some:
         if (
             least_bytes(apply_memory_transforms(problem, names, away))
