@@ -45,6 +45,7 @@ from scripts.benchmark_columns.steps import (
     PROCESSES,
     PROPAGATION,
     STEP,
+    ZERO,
     shaped,
     unequal,
 )
@@ -131,6 +132,7 @@ BLOCKS = {
     "checkpoint-wait": Block(
         _BENCHMARKS, "checkpoint_wait", table(CHECKPOINT_WAIT, lambda row: row["saves"] > 0)
     ),
+    "zero": Block("docs/howto/fit_a_larger_model.md", "zero", table(ZERO)),
     "checking": Block(_BENCHMARKS, "checking", table(CHECKING)),
     "shaped": Block(_BENCHMARKS, "shaped_cluster", shaped),
     "unequal": Block(_BENCHMARKS, "shaped_unequal", unequal),

@@ -127,6 +127,15 @@ PREDICTION: list[Column] = [
     ("wide: searched / best", lambda row: f"{row['choice_of']['wide']:.2f}"),
     ("measured", lambda row: ", ".join(measured(row))),
 ]
+ZERO: list[Column] = [
+    ("processes", number("ranks", "d")),
+    ("layout", text("layout")),
+    ("weights and slots, MB", number("stored_bytes", ".0f", 1e-6)),
+    ("predicted peak, MB", number("predicted_bytes", ".0f", 1e-6)),
+    ("grown by, MB", number("grown_bytes", ".0f", 1e-6)),
+    ("step, of data parallelism's", number("step_ratio", ".2f")),
+]
+
 MEMORY: list[Column] = [
     ("model", text("model")),
     ("plan", text("plan")),

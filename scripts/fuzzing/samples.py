@@ -53,6 +53,11 @@ stride = 2
 [replicate]
 pattern = "head/.*"
 
+[[fsdp]]
+axis = "data"
+pattern = "layer_3/kernel"
+stage = 2
+
 [[shard_output]]
 pattern = "layer_1"
 dim = 1
