@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from tests.graphs import saved
@@ -14,28 +12,33 @@ from tfpar.ir.gathered_weights import (
     gradient_of,
     is_scattered_gradient,
 )
+from tfpar.ir.passes.gather_weights import gather_weights
 from tfpar.ir.planning_graph import planning_graph
 from tfpar.ir.roles import BACKWARD, FORWARD, Roles
-from tfpar.planning.memory.gathered_weights import gather_graph_weights
-from tfpar.spec import Replicate, Shard, Spec
 
 
-@dataclasses.dataclass(frozen=True)
-class Sharded:
-    """A weight that is gathered."""
-
-    spec: Spec = (Shard(0),)
-    slots: Spec | None = None
-    gathered: Spec | None = (Replicate(),)
-    keep_gathered: bool = False
-    scatters_gradient: bool = False
-
-
-def gathered(name: str, **said) -> tuple[Graph, Roles]:
+def gathered(name: str, keep: bool = False) -> tuple[Graph, Roles]:
+    """A saved step that gathers all weights, those of a block together."""
     step = saved(name)
-    weights = {v.name: Sharded(**said) for v in step.graph.variables if v.trainable}
-    graph = gather_graph_weights(step.graph, weights, step.gradients)
+    graph = gather_weights(
+        step.graph, groups(step.graph), names(step.graph) if keep else (), {}, Roles.of(step.graph)
+    )
     return graph, Roles.of(graph)
+
+
+def names(graph: Graph) -> list[str]:
+    return [v.name for v in graph.variables if v.trainable]
+
+
+def groups(graph: Graph) -> list[list[str]]:
+    found: dict[str, list[str]] = {}
+    for name in names(graph):
+        found.setdefault(block_of(name), []).append(name)
+    return [*found.values()]
+
+
+def block_of(weight: str) -> str:
+    return "_".join(weight.split("/")[0].split("_")[:2])
 
 
 def by_pass(graph: Graph, roles: Roles) -> tuple[list[str], list[str]]:
@@ -82,9 +85,7 @@ def test_the_weights_of_a_block_wait_for_the_block_before():
     turns = {}
     for tensor, weight in find_gathers(graph).items():
         phase = roles.phase[tensor.op]
-        turns.setdefault((phase, weight.split("/")[0][: len("block_0")]), set()).add(
-            find_turn(tensor.op)
-        )
+        turns.setdefault((phase, block_of(weight)), set()).add(find_turn(tensor.op))
     assert all(len(found) == 1 for found in turns.values()), turns
     first, second = (turns[FORWARD, f"block_{i}"] for i in (0, 1))
     assert first != second and turns[FORWARD, "tokens"] == {frozenset()}
@@ -95,7 +96,7 @@ def test_the_weights_of_a_block_wait_for_the_block_before():
 
 
 def test_what_is_kept_is_gathered_once():
-    graph, roles = gathered("gpt", keep_gathered=True)
+    graph, roles = gathered("gpt", keep=True)
     forward, backward = by_pass(graph, roles)
     assert forward and not backward
 
@@ -103,21 +104,21 @@ def test_what_is_kept_is_gathered_once():
 def test_the_update_reads_gradients_scattered():
     step = saved("gpt")
     cut = planning_graph(step.graph, step.gradients)
-    weights = {v.name: Sharded(scatters_gradient=True) for v in cut.graph.variables if v.trainable}
-    graph = gather_graph_weights(cut.graph, weights, updates=cut.stand_ins)
+    handles = {v.handle: v.name for v in cut.graph.variables}
+    gradients = {handles[op.inputs[0]]: op.inputs[1] for op in cut.stand_ins}
+    graph = gather_weights(cut.graph, [], (), gradients, Roles.of(cut.graph))
     scattered = {gradient_of(op): op for op in graph.ops if is_scattered_gradient(op)}
-    assert scattered.keys() == weights.keys()
+    assert sorted(scattered) == sorted(names(graph))
     readers = graph.consumers()
     for op in scattered.values():
         (update,) = readers[op.outputs[0]]
         assert update.inputs[1] is op.outputs[0]
-    bare = gather_graph_weights(step.graph, weights, step.gradients)
+    dense = {g.variable: g.values for g in step.gradients if g.indices is None}
+    bare = gather_weights(step.graph, [], (), dense, Roles.of(step.graph, dense.values()))
     assert not any(map(is_scattered_gradient, bare.ops)), "nothing updates"
 
 
 def test_gathering_again_changes_nothing():
-    step = saved("gpt")
-    weights = {v.name: Sharded() for v in step.graph.variables if v.trainable}
-    once = gather_graph_weights(step.graph, weights)
-    twice = gather_graph_weights(once, weights)
+    once, roles = gathered("gpt")
+    twice = gather_weights(once, groups(once), (), {}, roles)
     assert [op.name for op in twice.ops] == [op.name for op in once.ops]
