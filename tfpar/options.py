@@ -69,8 +69,10 @@ class Options:
         recompute: which activations the backward pass computes again instead of storing them:
             True, those inside of every block that repeats (the layers of a transformer; what
             enters a block is stored); a sequence of regular expressions, those of the blocks whose
-            names (the paths of their weights) or scopes, or their ends, match; False, none. By
-            default the planner decides: none, unless the fastest plan does not fit without.
+            names (the paths of their weights) or scopes, or their ends, match; `"selective"`, those
+            of all blocks, but not what products with weights give, which take nearly all the time;
+            False, none. By default the planner decides: none, unless the fastest plan does not fit
+            without.
         offload: what is kept in the memory of a rank's host while it is not used, so that a device
             stores less: a `tap.Offload`, which names weights, whose optimizer slots do, and blocks,
             of which that does what they keep for the backward pass; True, all of both; False,

@@ -7,6 +7,10 @@ block: each tensor that enters them passes an Identity with a control edge from 
 that gradient, so that they neither run early nor are the very ops of the forward pass, which
 TensorFlow would run once.
 
+Of a block that is recomputed selectively (Korthikanti et al., 2022, §5: attention, norms,
+activations), products with weights stay kept (`find_costly`): they take nearly all the time, and
+what they give is a small part of what is stored.
+
 Only what depends on the step's inputs is cloned. So random numbers are never drawn again, nothing
 with an effect runs twice (a moving mean is updated once), and weights are read once.
 """
@@ -20,7 +24,7 @@ from tfpar.ir.graph import DType, Graph, Op, Tensor
 from tfpar.ir.passes.rereads import find_arrival, find_fed, is_reread, rewire_backward
 from tfpar.ir.passes.trim import clone_op
 from tfpar.ir.roles import Roles
-from tfpar.ir.traits import REFERENCES, SOURCES
+from tfpar.ir.traits import CONVOLUTIONS, MATRIX_PRODUCTS, REFERENCES, SOURCES
 
 _AGAIN = "/recompute"  # ends the names of clones
 
@@ -30,13 +34,16 @@ def is_recomputed(op: Op) -> bool:
     return op.name.endswith(_AGAIN)
 
 
-def recompute(graph: Graph, blocks: Sequence[Collection[Op]], roles: Roles) -> Graph:
+def recompute(
+    graph: Graph, blocks: Sequence[Collection[Op]], roles: Roles, kept: Collection[Op] = ()
+) -> Graph:
     """Return a copy of `graph` whose backward pass recomputes what it reads of `blocks`.
 
     Args:
         blocks: forward ops of `graph`; no two share one. One that the backward pass reads nothing
             of, or whose gradient depends on nothing that follows it, stays as it is.
         roles: of `graph`.
+        kept: ops of the blocks whose results stay kept.
     """
     fed = find_fed(graph)
     readers = graph.consumers()
@@ -44,7 +51,7 @@ def recompute(graph: Graph, blocks: Sequence[Collection[Op]], roles: Roles) -> G
     instead: dict[Tensor, Tensor] = {}
     added: dict[Op, list[Op]] = {}
     for ops in blocks:
-        block = _Block.of(graph, ops, roles, fed, readers, position)
+        block = _Block.of(graph, ops, kept, roles, fed, readers, position)
         if block is not None:
             written, made = block.write()
             added.setdefault(block.before, []).extend(written)
@@ -75,6 +82,7 @@ class _Block:
         cls,
         graph: Graph,
         ops: Collection[Op],
+        kept: Collection[Op],
         roles: Roles,
         fed: frozenset[Op],
         readers: Mapping[Tensor, Sequence[Op]],
@@ -83,7 +91,7 @@ class _Block:
         inside = frozenset(ops)
         ordered = sorted(inside, key=position.__getitem__)
         returned = set(graph.outputs)
-        cloneable = {op for op in ordered if op in fed and _can_run_again(op)}
+        cloneable = {op for op in ordered if op in fed and op not in kept and _can_run_again(op)}
         reread = frozenset(
             t
             for op in ordered
@@ -122,6 +130,19 @@ class _Block:
             written.append(clone)
             made.update(zip(op.outputs, clone.outputs, strict=True))
         return written, made
+
+
+def find_costly(ops: Collection[Op], fed: Collection[Op]) -> set[Op]:
+    """Find the products with weights, and convolutions, of some ops.
+
+    Args:
+        fed: the ops that depend on what the step is fed (`rereads.find_fed`).
+    """
+    return {
+        op
+        for op in ops
+        if op.type in MATRIX_PRODUCTS | CONVOLUTIONS and any(t.op not in fed for t in op.inputs)
+    }
 
 
 def _can_run_again(op: Op) -> bool:

@@ -45,7 +45,7 @@ def solve_under_memory_limit(problem: Problem, planner: Planner) -> Plan:
         )
     fit = MemoryFit(lambda plan: problem.excess_in_parts(plan.cost))
     if problem.storage.recompute is not None:
-        names = Blocks.of(problem.step.graph).chosen(problem.storage.recompute)
+        names = Blocks.of(problem.step.graph).recomputed(problem.storage.recompute)
         return fit.run(None, _moves_of_choice(problem, planner, names, away))
     fastest = fastest_plan(offloaded_problem(problem, away), planner)
     fastest = dataclasses.replace(fastest, offloaded=away)
@@ -65,9 +65,10 @@ def _moves_of_choice(
 def _moves(problem: Problem, planner: Planner, away: OffloadPlan) -> Iterator[MemoryMove]:
     """The moves where memory decides what is recomputed; `away` is in host memory."""
     yield ShardSlots(offloaded_problem(problem, away), planner, away)
-    choices = _choices(problem)
-    yield ShardWeights(offloaded_problem(problem, away), planner, away, choices)
-    *some, most = choices
+    none, *blocks = _choices(problem)
+    ever_more = [none, *filter(None, [_selective(problem)]), *blocks]
+    yield ShardWeights(offloaded_problem(problem, away), planner, away, ever_more)
+    *some, most = ever_more
     for names in some:
         if (
             least_bytes(apply_memory_transforms(problem, names, away))
@@ -77,7 +78,7 @@ def _moves(problem: Problem, planner: Planner, away: OffloadPlan) -> Iterator[Me
     yield Relayout(problem, planner, most, away)
     if problem.decides_offload:
         fastest = fastest_plan(offloaded_problem(problem, away), planner)
-        yield OffloadActivations(problem, fastest, [*some, most][1:])
+        yield OffloadActivations(problem, fastest, blocks)
 
 
 def _choices(problem: Problem) -> list[tuple[str, ...]]:
@@ -94,6 +95,14 @@ def _choices(problem: Problem) -> list[tuple[str, ...]]:
         if saved[names] > LEAST_SAVING * before
     ]
     return [*itertools.accumulate(worth, initial=())]
+
+
+def _selective(problem: Problem) -> tuple[str, ...]:
+    """All repeated blocks, as ones that are recomputed selectively; none if that saves little."""
+    names = tuple(Blocks.of(problem.step.graph).selective)
+    before = activation_bytes(problem)
+    after = activation_bytes(recomputed_problem(problem, names)) if names else before
+    return names if before - after > LEAST_SAVING * before else ()
 
 
 def least_bytes(problem: Problem) -> float:

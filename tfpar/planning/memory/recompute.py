@@ -16,12 +16,20 @@ from tfpar.constraints.patterns import compile_pattern, some, without_call_count
 from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Gradient, Graph, Op
 from tfpar.ir.graph_nodes import GraphNode, cluster
-from tfpar.ir.passes.recompute import recompute
+from tfpar.ir.passes.recompute import find_costly, recompute
+from tfpar.ir.passes.rereads import find_fed
 from tfpar.ir.planning_graph import planning_graph
 from tfpar.ir.roles import FORWARD, Roles
 from tfpar.ir.shared_subgraphs import Signatures, prune_graph, repeated_blocks
 from tfpar.planning.problem import Problem
 from tfpar.spec import PlanError, SpecError
+
+_SELECTIVE = "/selective"
+
+
+def is_selective(name: str) -> bool:
+    """Whether a block called so is recomputed but for its products with weights."""
+    return name.endswith(_SELECTIVE)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -66,7 +74,12 @@ class Blocks:
                     scopes.setdefault(scope, []).append(op)
         return cls(names, found, scopes)
 
-    def chosen(self, asked: bool | Sequence[str], option: str = "recompute=") -> tuple[str, ...]:
+    def recomputed(self, asked: bool | Sequence[str]) -> tuple[str, ...]:
+        """Return the names of the blocks that a user asks to recompute, as `chosen`. A pattern that
+        matches no block may match blocks that are recomputed selectively."""
+        return self._chosen(asked, "recompute=", self.selective)
+
+    def chosen(self, asked: bool | Sequence[str], option: str) -> tuple[str, ...]:
         """Return the names of the blocks that a user asks for.
 
         Args:
@@ -77,12 +90,21 @@ class Blocks:
         Raises:
             SpecError: it matches neither.
         """
+        return self._chosen(asked, option)
+
+    def _chosen(
+        self, asked: bool | Sequence[str], option: str, others: Sequence[str] = ()
+    ) -> tuple[str, ...]:
         if isinstance(asked, bool):
             return tuple(self.ops) if asked else ()
         found: dict[str, None] = {}
         for pattern in asked:
             matches = compile_pattern(pattern).fullmatch
-            names = [n for n in self.ops if matches(n)] or _outermost(filter(matches, self.scopes))
+            names = (
+                [n for n in self.ops if matches(n)]
+                or [n for n in others if matches(n)]
+                or _outermost(filter(matches, self.scopes))
+            )
             if not names:
                 raise SpecError(
                     f"{option}{pattern!r} matches no block of the model and no scope. "
@@ -90,6 +112,17 @@ class Blocks:
                 )
             found.update(dict.fromkeys(names))
         return tuple(found)
+
+    @property
+    def selective(self) -> list[str]:
+        """Names of the blocks as ones that are recomputed selectively."""
+        return [f"{name}{_SELECTIVE}" for name in self.ops]
+
+    def kept(self, names: Sequence[str], graph: Graph) -> set[Op]:
+        """Return the ops of the blocks called so that are not run again."""
+        chosen = [n.removesuffix(_SELECTIVE) for n in names if is_selective(n)]
+        ops = {op for name in chosen for op in self.ops.get(name, ())}
+        return find_costly(ops, find_fed(graph)) if ops else set()
 
     def named(self, names: Sequence[str], told: str) -> list[Sequence[Op]]:
         """Return the ops of the blocks called so; one within another goes with that.
@@ -103,7 +136,7 @@ class Blocks:
         found: list[Sequence[Op]] = []
         taken: set[Op] = set()
         for name in names:
-            ops = self.ops.get(name) or self.scopes.get(name)
+            ops = self.ops.get(name.removesuffix(_SELECTIVE)) or self.scopes.get(name)
             if ops is None:
                 raise PlanError(
                     f"The plan {told.format(repr(name))}, and the model has no such block. "
@@ -123,8 +156,9 @@ def recompute_blocks(
         PlanError: no such block.
     """
     told = "computes {} again in the backward pass"
-    blocks = Blocks.of(graph, gradients).named(names, told)
-    return recompute(graph, blocks, Roles.of(graph, [t for g in gradients for t in g.tensors]))
+    blocks = Blocks.of(graph, gradients)
+    roles = Roles.of(graph, [t for g in gradients for t in g.tensors])
+    return recompute(graph, blocks.named(names, told), roles, blocks.kept(names, graph))
 
 
 def recomputed_problem(problem: Problem, names: tuple[str, ...]) -> Problem:

@@ -13,6 +13,7 @@ from tfpar.planning.memory.fit import MemoryFit, MoveEstimate, is_near
 from tfpar.planning.memory.move_estimates import estimate_change
 from tfpar.planning.memory.offload_moves import offload_slots_to_fit
 from tfpar.planning.memory.plan_transforms import apply_memory_transforms
+from tfpar.planning.memory.recompute import is_selective
 from tfpar.planning.memory.shard_slots import may_fit_with_sharded_slots, with_sharded_slots
 from tfpar.planning.meshes import LogicalMesh
 from tfpar.planning.pricing.price import price_whole
@@ -41,8 +42,10 @@ class Relayout:
 
     @property
     def name(self) -> str:
-        blocks = len(self.recompute)
-        return f"another layout, {blocks} blocks recomputed" if blocks else "another layout"
+        if not self.recompute:
+            return "another layout"
+        how = " selectively" if all(map(is_selective, self.recompute)) else ""
+        return f"another layout, {len(self.recompute)} blocks recomputed{how}"
 
     def estimate(self, fit: MemoryFit) -> MoveEstimate:
         """Estimate what recomputing the blocks adds; what a layout does, its search alone tells."""

@@ -280,7 +280,7 @@ class StepPlanner:
         asked = self.session.options.recompute
         if not asked or part:
             return ()
-        return Blocks.of(captured.graph, captured.gradients).chosen(asked)
+        return Blocks.of(captured.graph, captured.gradients).recomputed(asked)
 
     def _offloaded(self, captured: CapturedStep, part: bool) -> OffloadPlan:
         """Select the slots and activations that the user asks to offload to host memory."""

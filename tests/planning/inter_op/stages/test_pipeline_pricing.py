@@ -355,7 +355,7 @@ def prices(plan: Plan, staged: Staged, cluster: Cluster) -> tuple[Cost, Pipeline
 def test_what_stages_have_in_host_memory_is_checked_against_what_there_is():
     staged, schedule = Staged.of("wide", 2), generate("1f1b", 2, 4)
     names = tuple(n for n, v in staged.plan.variables.items() if v.trainable)
-    block = Blocks.of(staged.problem.step.graph).chosen(True)[:1]
+    block = Blocks.of(staged.problem.step.graph).recomputed(True)[:1]
     stages = dataclasses.replace(staged.plan.stages, schedule=schedule)
     plan = dataclasses.replace(staged.plan, stages=stages, microbatches=4)
     here = price_plan(plan, staged.problem, machines())
@@ -382,7 +382,7 @@ def test_a_plan_says_how_it_runs():
     found = prices(plan, staged, machines())
     expected = priced_in_stages(staged.step, staged.stage, schedule, machines(), recompute=True)
     assert found == expected
-    blocks = Blocks.of(staged.problem.step.graph).chosen(True)
+    blocks = Blocks.of(staged.problem.step.graph).recomputed(True)
     again = dataclasses.replace(plan, recompute=blocks)
     cost, _ = prices(again, staged, machines())
     assert cost.compute_s[1] > expected[0].compute_s[1]

@@ -33,7 +33,7 @@ def problem(request):
     problem = Captured.saved(name).problem([2, 2], "v100-ethernet")
     problem = problem.with_step(jit_compile="compiled" in ways)
     if "recomputed" in ways:
-        problem = recomputed_problem(problem, Blocks.of(problem.step.graph).chosen(True))
+        problem = recomputed_problem(problem, Blocks.of(problem.step.graph).recomputed(True))
     if "offloaded" in ways:
         names = select_offloads(Offload(True, True), problem.step.graph, state_ratio=2.0)
         problem = offloaded_problem(problem, names)
