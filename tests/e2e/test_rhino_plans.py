@@ -216,3 +216,26 @@ def test_a_plan_on_three_axes_trains_as_on_one_device():
         if isinstance(placement, Shard)
     }
     assert plan.mesh.shape == (2, 2, 2) and split >= {1, 2}
+
+
+@pytest.mark.slow
+def test_norms_are_split_along_the_sequence_unasked():
+    """Megatron's sequence parallelism (Korthikanti et al., 2022), where one sequence is all there
+    is: what lies between products whose weights are split is computed once, not by each rank."""
+
+    def model():
+        return compile_model(SMALL["gpt"](vocabulary=60), keras.optimizers.SGD(0.1, momentum=0.9))
+
+    keras.utils.set_random_seed(0)
+    parallel, _ = assert_equivalent(
+        model, batch_of(model(), 2), [2], planner=FASTEST, cluster=COMPUTE_BOUND, batch_size=1
+    )
+    laid = parallel.executable().partitioned
+    norms = {
+        laid.specs[op.outputs[0]]
+        for op in laid.graph.ops
+        if op.type == "Rsqrt" and not op.name.startswith("gradient_tape")
+    }
+    assert norms and all(Shard(1) in spec for spec in norms)
+    assert split_weights(tap.plan_of(parallel.model))
+    assert {"all_gather", "reduce_scatter"} <= {kind for kind, _, _ in laid.collectives()}

@@ -73,6 +73,11 @@ both."""
 
 _WIDER = {tf.bfloat16: tf.float32, tf.float16: tf.float32, tf.float32: tf.float64}
 
+_DRAWN = frozenset({tf.bfloat16, tf.float16, tf.float32, tf.float64})
+"""Dtypes of which TensorFlow draws random numbers."""
+
+_SHORT = frozenset({tf.dtypes.experimental.float8_e4m3fn, tf.dtypes.experimental.float8_e5m2})
+
 _PRODUCTS = ("MatMul", "BatchMatMul", "Conv", "DepthwiseConv", "Einsum")
 
 
@@ -92,7 +97,7 @@ def rounding_noise(roundings: float = ROUNDINGS) -> Iterator[None]:
     summed: set[Any] = set()
 
     def moved(x: tf.Tensor, epsilon: float) -> tf.Tensor:
-        return _moved(x, roundings * epsilon, next(streams)) if x.dtype.is_floating else x
+        return _moved(x, roundings * epsilon, next(streams)) if x.dtype in _DRAWN else x
 
     def comes_of_sums(op_type: str, inputs: Sequence[tf.Tensor], of: Any) -> bool:
         """Whether an op is a sum or reads one; bodies are not followed, so their edges count."""
@@ -115,11 +120,15 @@ def rounding_noise(roundings: float = ROUNDINGS) -> Iterator[None]:
         epsilon = functools.partial(_epsilon, op.type)
         if op.type == "Cast" and op.inputs[0].dtype.is_floating:
             (source,), (made,) = op.inputs, outputs
+            if made.dtype in _SHORT:  # what is rounded to so few bits says all of the noise before
+                op._update_input(0, moved(source, epsilon(source.dtype)))
+            if {made.dtype, source.dtype} & _SHORT:
+                return outputs
             return [moved(made, max(epsilon(source.dtype), epsilon(made.dtype)))]
         if op.type not in SUMS:
             return outputs
         for i, operand in enumerate(op.inputs):
-            if operand.dtype.is_floating:
+            if operand.dtype in _DRAWN:
                 op._update_input(i, moved(operand, epsilon(operand.dtype)))
         adds_one_by_one = _adds_one_by_one(op)
         made = _moved_by_its_error(op, roundings, next(streams)) if adds_one_by_one else outputs[0]
