@@ -72,7 +72,15 @@ def gather_graph_weights(
     gathered = [n for n, v in weights.items() if v.gathered is not None]
     kept = [n for n in gathered if weights[n].keep_gathered]
     names = {v.handle: v.name for v in graph.variables}
+    readers = graph.consumers()
     dense = {g.variable: g.values for g in gradients if g.indices is None}
+    dense |= {  # the rows of a sparse one, added up
+        g.variable: op.outputs[0]
+        for g in gradients
+        if g.indices is not None
+        for op in readers.get(g.values, ())
+        if op.type == "UnsortedSegmentSum"
+    }
     dense |= {names[op.inputs[0]]: op.inputs[1] for op in updates}
     scattered = {n: g for n, g in dense.items() if n in weights and weights[n].scatters_gradient}
     return gather_weights(graph, _groups(graph, gathered, gradients), kept, scattered, roles)
