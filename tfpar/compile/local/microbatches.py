@@ -35,7 +35,7 @@ from tfpar.ir.builder import GraphBuilder, neutral
 from tfpar.ir.gathered_weights import is_scattered_gradient
 from tfpar.ir.graph import FunctionRef, Graph, Op, Tensor, is_floating, itemsize
 from tfpar.ir.roles import Roles
-from tfpar.ir.traits import CONSTANTS
+from tfpar.ir.traits import CONSTANTS, HANDED_ON
 from tfpar.pipeline import Schedule
 from tfpar.pipeline.generators import generate
 from tfpar.pipeline.recompute import RecomputeOf, recomputes
@@ -103,7 +103,7 @@ def _sums_of_parts(graph: Graph) -> set[Tensor]:
     found = set()
     for op in filter(is_scattered_gradient, graph.ops):
         (total,) = op.inputs
-        while total.op.type in ("Reshape", "Cast"):
+        while total.op.type in HANDED_ON:
             total = total.op.inputs[0]
         found.add(total)
     return found

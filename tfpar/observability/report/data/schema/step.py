@@ -144,13 +144,13 @@ class VariableSummary:
     device_bytes: int | None
     why: str
     stage: int | None = None
-    gathered: str | None = None
     offloaded: bool = False
     options: tuple[Option, ...] = ()
     uses: tuple[Use, ...] = ()
     num_uses: int = 0
     reshards: tuple[str, ...] = ()
     num_reshards: int = 0
+    gathered: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
