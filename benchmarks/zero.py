@@ -2,10 +2,10 @@
 
     python -m benchmarks.zero [--ranks N ...] [--in-process] [--json FILE]
 
-Each layout is trained by processes of its own (with `--in-process`, by ranks in one). Of a rank's
-memory the prediction stands beside what the peak of its resident memory grows by from a first step
-of a tiny model on; both are of the fullest rank. Steps are medians over processes that share this
-machine's cores: ratios mean something, seconds little.
+Each layout is trained by processes of its own (with `--in-process`, by ranks in one, whose memory
+is then that of all). Of a rank's memory the prediction stands beside what the peak of its resident
+memory grows by from a first step of a tiny model on; both are of the fullest rank. Steps are
+medians over processes that share this machine's cores: ratios mean something, seconds little.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+from benchmarks.pipeline.resident import resident
 from benchmarks.results import save
 from benchmarks.workers import ROOT
 
@@ -51,7 +51,7 @@ def measure(layout: str, ranks: int) -> dict[str, Any]:
     warm.compile("adam", "mse", jit_compile=False)
     ones = np.ones((8, 8), "float32")
     warm.train_on_batch(ones, ones)  # what the libraries load on their first step
-    before = _peak_bytes()
+    before = resident("VmHWM")
     with tap.auto_parallel(tap.split({"data": ranks}), _constraints(layout), planner=None):
         model = models.compile_model(models.gpt(**SIZE))
     x, y = models.batch_of(model, BATCH)
@@ -61,7 +61,7 @@ def measure(layout: str, ranks: int) -> dict[str, Any]:
         start = time.perf_counter()
         model.train_on_batch(x, y)
         seconds.append(time.perf_counter() - start)
-    grown = _peak_bytes() - before
+    grown = resident("VmHWM") - before
     step = parallel_model(model).executables["train"]
     gradients = [t for g in step.captured.gradients for t in g.tensors]
     laid = step.partitioned
@@ -83,13 +83,6 @@ def _constraints(layout: str) -> list[Any]:
     if layout == "data":
         return [tap.batch("data")]
     return [tap.fsdp("data", stage=int(layout.split()[1].strip(",")), keep="kept" in layout)]
-
-
-def _peak_bytes() -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError("/proc/self/status has no VmHWM: this benchmark needs Linux")
 
 
 # --- the run ---------------------------------------------------------------------------------

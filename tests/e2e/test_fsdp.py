@@ -7,6 +7,7 @@ import collections
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfpar as tap
 from benchmarks.models import SMALL, batch_of, compile_model
@@ -98,6 +99,24 @@ def test_a_search_stores_weights_in_parts_where_nothing_cheaper_fits():
     assert plan.cost.memory_bytes <= limit
     assert sum(v.gathered is not None for v in plan.variables.values()) >= 15
     assert "shard weights" in {tried.name for tried in plan.findings.attempts}
+
+
+@pytest.mark.slow
+def test_names_of_the_users_own_ops_mean_nothing():
+    """What gathers is told by a mark, not by its name."""
+
+    def named():
+        inputs = keras.Input((8,))
+        x = keras.layers.Dense(16, "relu", name="gathered")(inputs)
+        for name in ("gathered", "stored_part", "scattered"):
+            x = keras.layers.Lambda(lambda t, name=name: tf.identity(t, name=name))(x)
+        model = keras.Model(inputs, keras.layers.Dense(4, name="scattered")(x))
+        model.compile(sgd(), "mse", jit_compile=False)
+        return model
+
+    rng = np.random.default_rng(0)
+    data = rng.random((16, 8), "float32"), rng.random((16, 4), "float32")
+    assert_equivalent(named, data, tap.split({"data": 2}), [tap.fsdp("data")], batch_size=8)
 
 
 FSDP = [tap.fsdp("data")]

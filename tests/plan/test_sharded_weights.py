@@ -121,6 +121,7 @@ def test_what_cannot_hold_is_named(constraints, says):
         (dict(axis="data", stage=4), "stage is 4; it must be one of 1, 2, 3"),
         (dict(axis="data", keep="yes"), "keep is 'yes'"),
         (dict(axis="data", pattern="("), "not a regular expression"),
+        (dict(axis="data", stage=2, keep=True), "stage 2 stores weights whole"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, says):

@@ -9,16 +9,20 @@ import pytest
 import tfpar as tap
 from tests.planning.changes import changed
 from tests.planning.problems import Captured
-from tests.planning.test_slots import problem_of, weights_of
+from tests.planning.test_offload import KERNELS, linked
+from tests.planning.test_slots import MACHINES, problem_of, weights_of
+from tfpar.cost import collective_seconds
+from tfpar.planning.cache import problem_digest
 from tfpar.planning.intra_op.tap.planner import TapPlanner
 from tfpar.planning.memory.fit import MemoryFit
 from tfpar.planning.memory.limit import solve_under_memory_limit
+from tfpar.planning.memory.plan_transforms import apply_plan_transforms
 from tfpar.planning.memory.relayout import fastest_plan
 from tfpar.planning.memory.shard_slots import with_sharded_slots
 from tfpar.planning.memory.shard_weights import ShardWeights, with_sharded_weights
 from tfpar.planning.pricing.price import price_plan, price_whole
 from tfpar.planning.problem import ConstrainedSpec
-from tfpar.plans import OffloadPlan
+from tfpar.plans import Offload, OffloadPlan
 from tfpar.spec import Replicate, Shard
 
 
@@ -59,10 +63,29 @@ def test_the_estimate_is_of_the_gathers(problem, fastest):
     move = ShardWeights(problem, TapPlanner(), OffloadPlan(), [()])
     fit = MemoryFit(lambda plan: 1.0)
     fit.tried.append(fastest)
-    estimate = move.estimate(fit)
     (plan,) = (p for p in move.plans(fit) if not p.offloaded)
-    saved = sum(getattr(fastest.cost, n) - getattr(plan.cost, n) for n in ("weight_bytes",))
-    assert 0 < estimate.seconds_per_byte * 4 * saved < 1e-3
+    stored = ("weight_bytes", "gradient_bytes", "state_bytes")
+    saved = sum(getattr(fastest.cost, n) - getattr(plan.cost, n) for n in stored)
+    gathers = (collective_seconds("all_gather", (0,), n, plan.mesh, MACHINES) for n in KERNELS)
+    assert move.estimate(fit).seconds_per_byte == pytest.approx(2 * sum(gathers) / saved)
+
+
+def test_what_is_offloaded_besides_is_priced_once(problem):
+    asked = changed(linked(problem, 1e15), offload=Offload(optimizer=["layer_1/kernel"]))
+    move = ShardWeights(asked, TapPlanner(), OffloadPlan(("layer_1/kernel",)), [()])
+    (plan,) = move.plans(MemoryFit(lambda plan: 1.0))
+    assert plan.offloaded.slots == ("layer_1/kernel",)
+    assert plan.cost == price_whole(plan, asked)[0]
+    kept = with_sharded_weights(fastest_plan(problem, TapPlanner()), problem)
+    assert plan.cost.state_bytes == pytest.approx(kept.cost.state_bytes - 2 * KERNELS[0] / 4)
+
+
+def test_the_step_that_gathers_is_made_once(problem, fastest):
+    plan = with_sharded_weights(fastest, problem)
+    made = apply_plan_transforms(problem, plan)
+    again = apply_plan_transforms(problem, plan)
+    assert made.memo is again.memo and made.step.graph is again.step.graph
+    assert apply_plan_transforms(made, plan).step.graph is made.step.graph, "gathered already"
 
 
 def test_what_the_user_has_said_of_stays(problem, fastest):
@@ -97,6 +120,16 @@ def test_planners_price_gathers_that_constraints_ask_for(gpt):
     cost, _ = price_whole(plan, problem)
     assert cost.seconds == pytest.approx(plan.cost.seconds, rel=1e-3)
     assert not plan.tensors, "what is gathered is said of weights"
+
+
+def test_each_stage_is_another_problem_for_the_cache(gpt):
+    asked = (
+        [tap.batch("data"), tap.replicate(".*")],
+        *([tap.fsdp("data", stage=n)] for n in (1, 2, 3)),
+        [tap.fsdp("data", keep=True)],
+    )
+    problems = [gpt.problem({"data": 2}, "dgx-a100", constraints) for constraints in asked]
+    assert len({problem_digest(problem, TapPlanner()) for problem in problems}) == len(asked)
 
 
 def test_optimizer_slots_that_constraints_shard_are_priced(gpt):

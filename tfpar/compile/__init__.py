@@ -6,7 +6,8 @@ The passes, in their order; each leaves a graph that can be printed (`tfpar.ir.t
    sums: the step as it is planned (`simplify_step`);
 2. recompute: what the plan computes again is cloned into the backward pass (`recompute_step`);
 3. offload: what the plan has in host memory is read and written there (`offload_step`);
-4. propagate: a spec for every tensor, and the reshards; rewrite: local shapes, and collectives as
+4. gather weights: those that the plan stores in parts are gathered for each pass (`gather_step`);
+5. propagate: a spec for every tensor, and the reshards; rewrite: local shapes, and collectives as
    ops; early collectives, pack collectives: when they start, and how few (`compile_step`).
 
 Planning happens between the first and the second.
@@ -26,9 +27,9 @@ __all__ = [
     "CompileOptions",
     "CompiledStep",
     "compile_step",
+    "gather_step",
     "offload_step",
     "prepare_step",
-    "gather_step",
     "recompute_step",
     "simplify_step",
 ]

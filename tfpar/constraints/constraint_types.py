@@ -185,7 +185,7 @@ class LayoutOutput(OutputConstraint):
 
 _EVERY = ".*"
 ZERO_STAGES = (1, 2, 3)
-"""Sharded are optimizer slots; gradients, too; and weights, too."""
+"""What is sharded: optimizer slots; gradients as well; weights as well."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,7 +202,11 @@ class FullyShard(Constraint):
         check_pattern(self, self.pattern)
         _axis(f"{self}: axis", self.axis)
         check_choice(f"{self}: stage", self.stage, ZERO_STAGES)
-        instance(f"{self}: keep", self.keep, bool)
+        if instance(f"{self}: keep", self.keep, bool) and self.stage < 3:
+            raise SpecError(
+                f"{self}: stage {self.stage} stores weights whole, and gathers none that could be "
+                f"kept. Leave out keep, or use stage=3."
+            )
 
     @property
     def named_axes(self) -> tuple[str, ...]:

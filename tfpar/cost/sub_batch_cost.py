@@ -167,7 +167,7 @@ def microbatched_cost(
     most = live_peak(laid, pricer, cost.bucket_bytes, show=0)
     kept = [b for b in step.joined if roles.phase[b[0].op] == FORWARD and _is_read_back(b, step)]
     others = sum(map(pricer.of_others, kept))
-    sums_bytes, scattered = _gradient_sums(cost, laid)
+    sums_bytes, scattered = _gradient_sums(cost, laid, roles)
     each_s = scattered * cost.gradients_s
     gradients_s = cost.gradients_s + (step.microbatches - 1) * each_s
     hideable_s = cluster.overlap * compute[BACKWARD]
@@ -192,7 +192,7 @@ def microbatched_cost(
     )
 
 
-def _gradient_sums(cost: Cost, laid: PartitionedGraph) -> tuple[float, float]:
+def _gradient_sums(cost: Cost, laid: PartitionedGraph, roles: Roles) -> tuple[float, float]:
     """Return the bytes of the sums of gradients that a rank stores, and the share of gradients that
     are scattered before they are added up.
 
@@ -206,8 +206,9 @@ def _gradient_sums(cost: Cost, laid: PartitionedGraph) -> tuple[float, float]:
         shape, item = tuple(variable.shape), itemsize(variable.dtype)
         whole = shard_bytes(shape, item, spec, laid.mesh)
         own = shard_bytes(shape, item, laid.specs[op.outputs[0]], laid.mesh)
-        stored += own - whole
-        scattered += own
+        times = roles.times.get(variable.handle.op, 1)
+        stored += times * (own - whole)
+        scattered += times * own
     return stored, scattered / stored if stored else 0.0
 
 

@@ -166,7 +166,7 @@ class Terms:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        seconds = ("compute", "communication", "dispatch")
+        seconds = ("compute", "communication", "dispatch", "prefetched")
         found = [f"{name}={getattr(self, name)}" for name in seconds]
         found += [f"{name}={getattr(self, name):g}" for name in ("count", "activation_bytes")]
         found += [f"{name}={getattr(self, name):g}" for name in ("weight_bytes", "state_bytes")]

@@ -9,9 +9,12 @@ from typing import Protocol
 from tfpar.ir.graph import Graph, Op, Tensor
 from tfpar.spec import Spec
 
-STORED_PART, GATHERED, SCATTERED = "/stored_part", "/gathered", "/scattered"
-"""Ends of the names of Identities: of a weight as it is stored, of all of it, and of a gradient of
-which each rank keeps a part."""
+MARK = "_tfpar_gathers"
+"""The attribute by which an Identity is one of these."""
+
+STORED_PART, GATHERED, SCATTERED = "stored_part", "gathered", "scattered"
+"""What it says: a weight as it is stored, all of it, or a gradient of which each rank keeps a
+part."""
 
 WEIGHT = "_tfpar_weight"
 """The attribute of the last of these that names its weight."""
@@ -22,7 +25,7 @@ def find_gathers(graph: Graph) -> dict[Tensor, str]:
     names = {v.handle: v.name for v in graph.variables}
     found: dict[Tensor, str] = {}
     for op in graph.ops:
-        if op.name.endswith(GATHERED):
+        if op.attrs.get(MARK) == GATHERED:
             tensor = op.inputs[0]
             while tensor not in names:
                 tensor = tensor.op.inputs[0]
@@ -32,7 +35,7 @@ def find_gathers(graph: Graph) -> dict[Tensor, str]:
 
 def is_prefetched(op: Op) -> bool:
     """Whether `op` gives a weight that is gathered while the group before computes."""
-    return op.name.endswith(GATHERED) and bool(find_turn(op))
+    return op.attrs.get(MARK) == GATHERED and bool(find_turn(op))
 
 
 def find_turn(op: Op) -> frozenset[str] | None:
@@ -41,19 +44,19 @@ def find_turn(op: Op) -> frozenset[str] | None:
     source = op
     while source.type == "Identity" and source.inputs:
         source, behind = source.inputs[0].op, source
-        if behind.name.endswith(STORED_PART):
+        if behind.attrs.get(MARK) == STORED_PART:
             return frozenset(c.name for c in behind.control)
     return None
 
 
 def runs_for_each_microbatch(op: Op) -> bool:
     """Whether `op` is one of a gather, which each microbatch does for itself."""
-    return op.name.endswith((STORED_PART, GATHERED))
+    return op.attrs.get(MARK) in (STORED_PART, GATHERED)
 
 
 def is_scattered_gradient(op: Op) -> bool:
     """Whether `op` gives a gradient that is scattered before microbatches are added up."""
-    return op.name.endswith(SCATTERED)
+    return op.attrs.get(MARK) == SCATTERED
 
 
 def gradient_of(op: Op) -> str:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 
 import tfpar
-from tfpar.planning.problem import Planner, Problem
+from tfpar.planning.problem import ConstrainedSpec, Planner, Problem
 from tfpar.planning.problem_description import (
     Description,
     describe_problem,
@@ -123,6 +123,14 @@ def _beside(path: str) -> str:
     return path.removesuffix(".json") + PROBLEM
 
 
+def _sharded(given: ConstrainedSpec) -> Iterator[str]:
+    """Yield what is given of a weight's slots, gathers and gradient beside its spec."""
+    for name in ("slots", "gathered", "keep_gathered", "scatters_gradient"):
+        said = getattr(given, name)
+        if said:
+            yield f"{name} {said if said is True else format_spec(said)}"
+
+
 def problem_digest(problem: Problem, planner: Planner) -> str:
     """Return a hash that is equal, in every process, for equal problems and planners."""
     fields = [
@@ -132,7 +140,7 @@ def problem_digest(problem: Problem, planner: Planner) -> str:
         problem.cluster.fingerprint(),
         [(t.shape, t.dtype, t in problem.step.batched) for t in problem.step.graph.inputs],
         [str(logical) for logical in problem.meshes],
-        sorted((n, format_spec(f.spec)) for n, f in problem.given.variables.items()),
+        sorted((n, format_spec(f.spec), *_sharded(f)) for n, f in problem.given.variables.items()),
         sorted((n, format_spec(f.spec)) for n, f in problem.given.tensors.items()),
         problem.step.state_ratio and round(problem.step.state_ratio, 3),
         problem.step.compression,

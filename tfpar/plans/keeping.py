@@ -67,8 +67,8 @@ def keep(plan: Plan | str | os.PathLike[str], pattern: str) -> tuple[Constraint,
     it pinned of their activations stays so, and the batch is split over the same axes. If the plan
     has stages, layers with such weights stay in theirs, for a pipeline that has as many. Optimizer
     slots, weights that are stored in parts, and what is computed again or is in host memory, are
-    found again. As a path that is
-    written out, what is kept wins over other constraints whose patterns match.
+    found again. As a path that is written out, what is kept wins over other constraints whose
+    patterns match.
 
     Args:
         plan: or the path of a plan file. The mesh that is then planned for has to have its axes

@@ -53,3 +53,9 @@ class PlannedVariable:
     gathered: Spec | None = None
     keep_gathered: bool = False
     scatters_gradient: bool = False
+
+    @property
+    def laid(self) -> tuple[Spec | bool | None, ...]:
+        """All of it that changes how a step runs."""
+        sharded = self.gathered, self.keep_gathered, self.scatters_gradient
+        return self.spec, self.slots, *sharded

@@ -35,6 +35,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from tfpar.ir.gathered_weights import (
     GATHERED,
+    MARK,
     SCATTERED,
     STORED_PART,
     WEIGHT,
@@ -146,8 +147,8 @@ class _Writer:
 
     def scatter(self, weight: str, gradient: Tensor) -> None:
         """Have the update, if there is one, read a gradient through an Identity."""
-        own = Op(f"{gradient.op.name}/{gradient.index}{SCATTERED}", "Identity", [gradient])
-        own.attrs = {"T": DType(gradient.dtype), WEIGHT: weight}
+        own = Op(f"{gradient.op.name}/{gradient.index}/{SCATTERED}", "Identity", [gradient])
+        own.attrs = {"T": DType(gradient.dtype), MARK: SCATTERED, WEIGHT: weight}
         tensor = own.add_output(gradient.shape, gradient.dtype)
         readers = [op for op in self._of(gradient) if self._phase[op] == UPDATE]
         for op in readers:
@@ -207,10 +208,10 @@ class _Writer:
         """Return the whole of a stored value, gathered once `after` has run."""
         name = f"{_BACKWARD_SCOPE if backward else ''}{value.op.name}"
         control = [] if after is None else [after]
-        part = Op(f"{name}{STORED_PART}", "Identity", [value], control=control)
-        whole = Op(f"{name}{GATHERED}", "Identity", [part.add_output(value.shape, value.dtype)])
-        for op in (part, whole):
-            op.attrs["T"] = DType(value.dtype)
+        part = Op(f"{name}/{STORED_PART}", "Identity", [value], control=control)
+        whole = Op(f"{name}/{GATHERED}", "Identity", [part.add_output(value.shape, value.dtype)])
+        for op, mark in ((part, STORED_PART), (whole, GATHERED)):
+            op.attrs = {"T": DType(value.dtype), MARK: mark}
             self._added.append(op)
         return whole.add_output(value.shape, value.dtype)
 

@@ -31,26 +31,40 @@ def gathered_problem(problem: Problem, variables: Mapping[str, Gathered]) -> Pro
     }
     if not changed:
         return problem
-    weights = tuple(
-        (name, one.gathered is not None, one.keep_gathered, one.scatters_gradient)
+    key = frozenset(
+        (name, one.spec, one.slots, one.gathered, one.keep_gathered, one.scatters_gradient)
         for name, one in changed.items()
     )
-    known = problem.step.graph_memo.of(GatheredGraphs)
-    before = problem.step.graph
-    if (before, weights) not in known:
+    known = problem.memo.of(GatheredProblems)
+    if key not in known:
+        known[key] = _gathered_problem(problem, changed)
+    return known[key].with_settings_of(problem)
+
+
+def _gathered_problem(problem: Problem, weights: Mapping[str, Gathered]) -> Problem:
+    known, before = problem.step.graph_memo.of(GatheredGraphs), problem.step.graph
+    done = frozenset(
+        (name, one.gathered is not None, one.keep_gathered, one.scatters_gradient)
+        for name, one in weights.items()
+    )
+    if (before, done) not in known:
         updates = () if problem.step.state_ratio is None else problem.step.zero_cost_ops
-        made = gather_graph_weights(before, changed, updates=updates)
-        known[before, weights] = known[made, weights] = made
-    graph = known[before, weights]
+        made = gather_graph_weights(before, weights, updates=updates)
+        known[before, done] = known[made, done] = made
+    graph = known[before, done]
     if graph is before:
         return problem
-    fixed = gathered_tensors(graph, variables)
+    fixed = gathered_tensors(graph, weights)
     given = {name: ConstrainedSpec(spec, "gathered for its layer") for name, spec in fixed.items()}
     found = with_changed_graph(problem, graph)
     return found.with_given(tensors={**found.given.tensors, **given})
 
 
-class GatheredGraphs(dict[tuple[Graph, tuple[tuple[str, bool, bool, bool], ...]], Graph]):
+class GatheredProblems(dict[frozenset[tuple[object, ...]], Problem]):
+    """Problems whose graphs gather weights and scatter gradients, by what is said of these."""
+
+
+class GatheredGraphs(dict[tuple[Graph, frozenset[tuple[str, bool, bool, bool]]], Graph]):
     """Graphs that gather weights and scatter gradients, by the graph before and what is done with
     each weight."""
 

@@ -57,7 +57,7 @@ def _moves_of_choice(
 ) -> Iterator[MemoryMove]:
     """The moves where the user has said which blocks are recomputed."""
     yield Relayout(problem, planner, names, away)
-    yield ShardWeights(offloaded_problem(problem, away), planner, away, [names])
+    yield ShardWeights(problem, planner, away, [names])
     if not names and problem.decides_offload:
         yield OffloadActivations(problem, fastest_plan(problem, planner), _choices(problem)[1:])
 
@@ -67,7 +67,7 @@ def _moves(problem: Problem, planner: Planner, away: OffloadPlan) -> Iterator[Me
     yield ShardSlots(offloaded_problem(problem, away), planner, away)
     none, *blocks = _choices(problem)
     ever_more = [none, *filter(None, [_selective(problem)]), *blocks]
-    yield ShardWeights(offloaded_problem(problem, away), planner, away, ever_more)
+    yield ShardWeights(problem, planner, away, ever_more)
     *some, most = ever_more
     for names in some:
         if (

@@ -13,9 +13,11 @@ from collections.abc import Iterator, Sequence
 
 from tfpar.constraints import split_weight
 from tfpar.cost.collectives import collective_seconds
+from tfpar.cost.pricer import shard_bytes
 from tfpar.ir.graph import itemsize
 from tfpar.ir.roles import Roles
 from tfpar.planning.memory.fit import MemoryFit, MoveEstimate
+from tfpar.planning.memory.offload import offloaded_problem
 from tfpar.planning.memory.offload_moves import offload_slots_to_fit
 from tfpar.planning.memory.relayout import fastest_plan
 from tfpar.planning.pricing.price import price_whole
@@ -30,6 +32,7 @@ class ShardWeights:
     not fit, with slots offloaded, and with ever more blocks recomputed.
 
     Attributes:
+        problem: of the step as it is, with nothing recomputed or offloaded.
         offloaded: what lies in host memory.
         choices: blocks to recompute, by name, ever more; none first.
     """
@@ -42,25 +45,22 @@ class ShardWeights:
 
     def estimate(self, fit: MemoryFit) -> MoveEstimate:
         """Estimate the gathers of both passes over what is stored less."""
-        plan = fit.tried[0]
+        mesh, cluster = fit.tried[0].mesh, self.problem.cluster
         saved = moved_s = 0.0
         slots = self.problem.step.state_ratio or 0.0
-        for name, sharded in _sharded(plan, self.problem).items():
-            variable = plan.variables[name]
-            size = itemsize(variable.dtype)
-            for length in variable.shape:
-                size *= length
-            assert sharded.spec is not None and variable.spec is not None
-            axes = tuple(a for a, p in enumerate(sharded.spec) if p != variable.spec[a])
-            part = size / plan.mesh.group_size(axes)
-            saved += (size - part) * (2 + slots)
-            moved_s += 2 * collective_seconds(
-                "all_gather", axes, size, plan.mesh, self.problem.cluster
+        for weight in _sharded(fit.tried[0], self.problem).values():
+            assert weight.spec is not None and weight.gathered is not None
+            shape, item = weight.shape, itemsize(weight.dtype)
+            whole, part = (
+                shard_bytes(shape, item, spec, mesh) for spec in (weight.gathered, weight.spec)
             )
+            axes = tuple(a for a, p in enumerate(weight.spec) if p != weight.gathered[a])
+            saved += (whole - part) * (2 + slots)
+            moved_s += 2 * collective_seconds("all_gather", axes, whole, mesh, cluster)
         return MoveEstimate(moved_s / saved if saved else 0.0)
 
     def plans(self, fit: MemoryFit) -> Iterator[Plan]:
-        fastest = fastest_plan(self.problem, self.planner)
+        fastest = fastest_plan(offloaded_problem(self.problem, self.offloaded), self.planner)
         fastest = dataclasses.replace(fastest, offloaded=self.offloaded)
         for names in self.choices:
             plan = with_sharded_weights(dataclasses.replace(fastest, recompute=names), self.problem)

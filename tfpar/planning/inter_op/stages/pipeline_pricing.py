@@ -168,7 +168,7 @@ class PipelinePricerMemo:
             plan.offloaded,
             plan.tensors,
             plan.ops,
-            {name: (variable.spec, variable.slots) for name, variable in plan.variables.items()},
+            {name: variable.laid for name, variable in plan.variables.items()},
             plan.stages.num_stages,
             plan.stages.scopes,
             plan.stages.owners,
