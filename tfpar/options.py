@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypedDict, TypeVar
 
 from tfpar.cluster.description import Cluster
+from tfpar.ir.attention import AttentionMode
 from tfpar.pipeline import Pipeline
 from tfpar.planning.objective import ObjectiveName, Trials
 from tfpar.planning.problem import Planner
@@ -73,6 +74,12 @@ class Options:
             of all blocks, but not what products with weights give, which take nearly all the time;
             False, none. By default the planner decides: none, unless the fastest plan does not fit
             without.
+        attention: how attentions run: `"whole"`, all scores at once, as the model says;
+            `"blockwise"`, on blocks of the scores, which are never stored whole: the backward pass
+            computes them again, blocks that a mask hides are left out, and positions may be split
+            over ranks, round which keys and values pass (ring attention). By default the planner
+            decides: whole, unless the fastest plan does not fit so. Attentions that draw random
+            numbers for each score (dropout of weights) always run whole.
         offload: what is kept in the memory of a rank's host while it is not used, so that a device
             stores less: a `tap.Offload`, which names weights, whose optimizer slots do, and blocks,
             of which that does what they keep for the backward pass; True, all of both; False,
@@ -120,6 +127,7 @@ class Options:
     strict: bool = False
     compression: str | None = None
     recompute: bool | str | Sequence[str] | None = None
+    attention: AttentionMode | None = None
     offload: Offload | bool | None = None
     chunks: int | None = None
     pipeline: Pipeline | Literal["auto"] | None = None
@@ -142,6 +150,7 @@ class PlanKeywords(TypedDict, total=False):
     memory_limit: float | str | Sequence[float | str] | None
     compression: str | None
     recompute: bool | str | Sequence[str] | None
+    attention: AttentionMode | None
     offload: Offload | bool | None
     pipeline: Pipeline | Literal["auto"] | None
 

@@ -22,6 +22,7 @@ from tfpar.constraints import Constraint
 from tfpar.constraints.constraint_types import check_pattern
 from tfpar.constraints.keras_distribution import read_constraints, read_mesh
 from tfpar.constraints.stages import check_stages
+from tfpar.ir.attention import ATTENTION_MODES, AttentionMode
 from tfpar.ir.roles import COMPRESSIONS
 from tfpar.pipeline import AUTO, Pipeline, Schedule
 from tfpar.pipeline.generators import generate
@@ -87,6 +88,7 @@ class Settings:
     strict: bool = False
     compression: str | None = None
     recompute: bool | tuple[str, ...] | None = None
+    attention: AttentionMode | None = None
     offload: Offload | None = None
     chunks: int | None = None
     pipeline: Pipeline | Literal["auto"] | None = None
@@ -121,6 +123,7 @@ class Settings:
             strict=flag("strict", options.strict),
             compression=optional(_carried_as, "compression", options.compression),
             recompute=optional(_recompute, "recompute", options.recompute),
+            attention=optional(_attention, "attention", options.attention),
             offload=optional(_offload, "offload", options.offload),
             chunks=optional(_chunks, "chunks", options.chunks),
             pipeline=optional(_pipeline, "pipeline", options.pipeline),
@@ -142,6 +145,10 @@ class Settings:
         if settings.plan is not None and settings.recompute is not None:
             raise ArgumentError(
                 "Give a plan or recompute, not both: a plan holds what it recomputes."
+            )
+        if settings.plan is not None and settings.attention is not None:
+            raise ArgumentError(
+                "Give a plan or attention, not both: a plan holds how attentions run."
             )
         if settings.plan is not None and settings.offload is not None:
             raise ArgumentError("Give a plan or offload, not both: a plan holds what it offloads.")
@@ -184,6 +191,7 @@ class Settings:
                 "strict",
                 "compression",
                 "recompute",
+                "attention",
                 "offload",
             ),
             *("chunks", "early_collectives", "trials"),
@@ -443,6 +451,10 @@ def _recompute(name: str, value: Any) -> bool | tuple[str, ...]:
     for pattern in patterns:
         check_pattern(f"{name}={written(pattern)}", pattern)
     return patterns
+
+
+def _attention(name: str, value: Any) -> AttentionMode:
+    return check_choice(name, value, ATTENTION_MODES)
 
 
 def _offload(name: str, value: Any) -> Offload:

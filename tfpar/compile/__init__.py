@@ -15,6 +15,7 @@ Planning happens between the first and the second.
 
 from tfpar.compile.lower import ActorLayout, CompiledStep, CompileOptions, compile_step
 from tfpar.compile.simplify import (
+    fuse_attention_step,
     gather_step,
     offload_step,
     prepare_step,
@@ -27,6 +28,7 @@ __all__ = [
     "CompileOptions",
     "CompiledStep",
     "compile_step",
+    "fuse_attention_step",
     "gather_step",
     "offload_step",
     "prepare_step",

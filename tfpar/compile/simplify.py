@@ -9,10 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tfpar.compile.effect_order import check_races, races
 from tfpar.compile.passes import Observer, Pass, ignore_pass
+from tfpar.ir.attention import AttentionMode
 from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Graph
 from tfpar.ir.passes.block_sums import split_block_sums
 from tfpar.ir.passes.fold_constants import fold_constants
+from tfpar.ir.passes.fuse_attention import fuse_attention
 from tfpar.ir.passes.inline_calls import inline_calls, split_bundles
 from tfpar.ir.passes.order_effects import order_effects
 from tfpar.ir.passes.predicate_branches import predicate_branches
@@ -93,6 +95,16 @@ def recompute_step(step: StepGraph, blocks: Sequence[str], observe: Observer = i
         with _in_order("Recomputing", step):
             step.rewrite(lambda graph: recompute_blocks(graph, blocks, step.gradients))
         observe("recompute", functools.partial(format_step, step))
+
+
+def fuse_attention_step(
+    step: StepGraph, attention: AttentionMode, observe: Observer = ignore_pass
+) -> None:
+    """Have the attentions of a simplified step run so, in place; see `fuse_attention`."""
+    if attention == "blockwise":
+        with _in_order("Fusing attention", step):
+            step.rewrite(fuse_attention)
+        observe("fuse attention", functools.partial(format_step, step))
 
 
 def gather_step(

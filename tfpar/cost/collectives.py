@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Mapping
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.network import Hop, find_measurement, link_of, ring_links, route, transfer_link
 from tfpar.spec import Mesh
+from tfpar.spec.names import PERMUTE
 
 # How often the payload is passed on.
 _PASSES = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
@@ -43,7 +44,7 @@ def collective_seconds(
     """Price a collective over mesh axes `axes`, in seconds.
 
     Args:
-        kind: one of `spec.names.COLLECTIVES`.
+        kind: one of `spec.names.GROUP_OPERATIONS`.
         num_bytes: the payload on one rank, in bytes, as `reshard.step_bytes` counts it.
     """
     if mesh.group_size(axes) == 1:
@@ -80,6 +81,8 @@ def lines(kind: str, axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> tup
         return (_all_to_all(axes, mesh, cluster),)
     if kind == "broadcast":
         return (_tree(axes, mesh, cluster),)
+    if kind == PERMUTE:
+        return (_neighbours(axes, mesh, cluster),)
     passes = _PASSES[kind]
     found = (_ALGORITHMS[name](axes, mesh, cluster) for name in cluster.algorithms)
     return tuple((passes * start, passes * per_byte) for start, per_byte in found)
@@ -97,6 +100,15 @@ def transfer_seconds(pairs: Iterable[tuple[int, int]], num_bytes: float, cluster
     """
     link = transfer_link(cluster, tuple(sorted((a, b) for a, b in pairs if a != b)))
     return link.latency_s + num_bytes / link.bandwidth
+
+
+def _neighbours(axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> Line:
+    """Transfers in which each rank of a group sends to the one before it, all at once."""
+    pairs = [
+        (rank, group[at - 1]) for group in mesh.groups(axes) for at, rank in enumerate(group)
+    ]
+    link = transfer_link(cluster, tuple(sorted((a, b) for a, b in pairs if a != b)))
+    return link.latency_s, 1.0 / link.bandwidth
 
 
 # --- one pass: a gather, or a reduce-scatter ---------------------------------------

@@ -184,7 +184,7 @@ class Pricer:
             packable = PackingKey.of(moved, self.roles, axes, phase, times, runs)
             seconds = self.waited_seconds(kind, axes, num_bytes, packable is not None)
             terms.communication[phase] += times * seconds
-            if is_prefetched(moved.op):
+            if moved.ahead or is_prefetched(moved.op):
                 terms.prefetched[phase] += times * seconds
             terms.dispatch[phase] += times * self._dispatch_s
             terms.count += times * runs

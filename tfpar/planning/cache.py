@@ -146,6 +146,7 @@ def problem_digest(problem: Problem, planner: Planner) -> str:
         problem.step.compression,
         problem.step.jit_compile,
         problem.storage.recompute,
+        problem.storage.attention,
         problem.storage.offload and dataclasses.astuple(problem.storage.offload),
         problem.batch.microbatches,
         problem.batch.samples,

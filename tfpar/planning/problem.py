@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from tfpar.cluster.description import Cluster
 from tfpar.cost.cost import Cost
+from tfpar.ir.attention import AttentionMode
 from tfpar.ir.gathered_weights import gathered_tensors
 from tfpar.ir.graph import Graph, Op, Tensor, Variable
 from tfpar.ir.passes.slots import name_of_slots
@@ -57,6 +58,7 @@ class StepToPlan:
         compression: the dtype in which gradients travel; None: their own.
         jit_compile: XLA compiles the step, and what it fuses is priced so (`ir.kernels`).
         bound: the weights whose optimizer slots cannot be in host memory.
+        attention: how attentions run in `graph`; see `plans.Attention`.
         graph_memo: the memo of what depends on graphs alone.
     """
 
@@ -69,6 +71,7 @@ class StepToPlan:
     compression: str | None = None
     jit_compile: bool = False
     bound: frozenset[str] = frozenset()
+    attention: AttentionMode = "whole"
     graph_memo: Memo = dataclasses.field(default_factory=Memo)
 
 
@@ -95,10 +98,13 @@ class StorageOptions:
         recompute: in the backward pass (see `planning.memory.recompute`): every block that repeats,
             none, those that patterns name, or (None) what memory asks for.
         offload: to host memory (see `planning.memory.offload`), or (None) what memory asks for.
+        attention: how attentions run (see `planning.memory.blockwise_attention`), or (None) as
+            memory asks for.
     """
 
     recompute: bool | tuple[str, ...] | None = None
     offload: Offload | None = None
+    attention: AttentionMode | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -341,6 +347,7 @@ class Problem:
             constraints=self.given.constraints,
             fingerprint=self.step.fingerprint,
             cluster=self.cluster,
+            attention=self.step.attention,
             **found,
         )
 

@@ -66,6 +66,7 @@ def describe_problem(problem: Problem, planner: Planner) -> Description:
             "recompute": problem.storage.recompute
             if isinstance(problem.storage.recompute, bool | None)
             else list(problem.storage.recompute),
+            "attention": problem.storage.attention,
             "offload": problem.storage.offload
             and repr(dataclasses.astuple(problem.storage.offload)),
             "microbatches": problem.batch.microbatches,

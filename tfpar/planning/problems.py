@@ -17,6 +17,7 @@ from tfpar.ir.graph import Graph, Tensor, Variable
 from tfpar.ir.planning_graph import PlanningGraph, planning_graph
 from tfpar.ir.step import StepGraph
 from tfpar.planning.memo import Memo
+from tfpar.planning.memory.blockwise_attention import problem_with_attention
 from tfpar.planning.memory.gathered_weights import gathered_problem
 from tfpar.planning.memory.offload import bound_to_device
 from tfpar.planning.meshes import given_mesh, logical_meshes
@@ -156,6 +157,7 @@ def _free_problem(
         StorageOptions(
             False if stated.part else request.recompute,
             Offload() if stated.part else request.offload,
+            request.attention,
         ),
     )
     aim = SearchAim(budget=request.budget, progress=request.progress.priced)
@@ -170,6 +172,8 @@ def _constrain(free: Problem, graph: Graph, request: PlanRequest, must_match: bo
         must_match: see `resolve_variables`.
     """
     mesh = request.mesh
+    before = request.base.attention if request.base is not None else request.attention
+    free = problem_with_attention(free, before)
     constraints = [c for c in request.constraints if not isinstance(c, PutInStage)]
     if not constraints:
         return free

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from tfpar.cluster.description import Cluster
 from tfpar.constraints import Constraint
 from tfpar.constraints.stages import least_stages
+from tfpar.ir.attention import AttentionMode
 from tfpar.pipeline import Pipeline
 from tfpar.planning.inter_op.machine_types import list_machine_types
 from tfpar.planning.inter_op.stages.limits import NO_LIMITS, StageLimits
@@ -27,7 +28,7 @@ class PlanRequest:
         cluster: the machines of all ranks.
         base: a plan that fixed the logical mesh for other models of the same session.
         compression: the dtype in which gradients travel; None: their own.
-        recompute, offload: see `planning.problem.Problem`.
+        recompute, offload, attention: see `planning.problem.StorageOptions`.
         pipeline: the stages and microbatches of a training step; None: one of each.
         budget: what each search may take.
         owners: the stages in which variables of the pipeline are placed already, by name.
@@ -49,6 +50,7 @@ class PlanRequest:
     compression: str | None = None
     recompute: bool | tuple[str, ...] | None = None
     offload: Offload | None = None
+    attention: AttentionMode | None = None
     pipeline: Pipeline | None = None
     budget: Budget = Budget()
     owners: Mapping[str, int] = dataclasses.field(default_factory=dict)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.scaling import Correction
 from tfpar.cost.cost import Cost
+from tfpar.ir.attention import ATTENTION_MODES
 from tfpar.ir.step import ModelLayer
 from tfpar.pipeline.statistics import BATCH_STATISTICS
 from tfpar.plans.difference import abbreviate_list
@@ -99,6 +100,7 @@ def _check_types(plan: Plan) -> None:
         arguments.instances(name, getattr(plan, name), kind)
     for name, kind in _MAPPINGS.items():
         arguments.mapping(name, getattr(plan, name), kind)
+    arguments.check_choice("attention", plan.attention, ATTENTION_MODES)
     arguments.integer("chunks", plan.chunks)
     arguments.integer("microbatches", plan.microbatches)
     arguments.text("tfpar_version", plan.tfpar_version)

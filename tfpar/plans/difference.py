@@ -55,6 +55,8 @@ def difference(plan: Plan, other: Plan) -> list[str]:
     lines += [f"constraint added: {c}" for c in other.constraints if c not in plan.constraints]
     lines += [f"no longer computed again: {n}" for n in plan.recompute if n not in other.recompute]
     lines += [f"computed again: {n}" for n in other.recompute if n not in plan.recompute]
+    if plan.attention != other.attention:
+        lines.append(f"attention: {plan.attention} -> {other.attention}")
     for what in ("slots", "activations"):
         now, then = (getattr(one.offloaded, what) for one in (plan, other))
         lines += [f"{what} of {n}: back on the device" for n in now if n not in then]

@@ -30,6 +30,7 @@ def execution_key(plan: Plan) -> Hashable:
         frozenset(n for n, v in plan.variables.items() if v.keep_gathered),
         frozenset(n for n, v in plan.variables.items() if v.scatters_gradient),
         plan.recompute,
+        plan.attention,
         plan.offloaded,
         plan.microbatches,
         None if plan.stages is None else str(plan.stages.schedule),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import tfpar
 from tfpar.cluster.description import Cluster
 from tfpar.cost.cost import Cost
+from tfpar.ir.attention import AttentionMode
 from tfpar.ir.graph import Gradient, Graph
 from tfpar.ir.step import ModelLayer
 from tfpar.pipeline import Pipeline
@@ -71,6 +72,8 @@ class Plan:
         cluster: the machines it was made for; None where nothing was priced.
         recompute: the blocks that are computed again in the backward pass, by name; see
             `planning.memory.recompute`.
+        attention: how attentions run: `"whole"`, as the model says, or `"blockwise"`, on blocks of
+            their scores, which the backward pass computes again (`ir.attention`).
         offloaded: slots and activations in the memory of hosts between their uses.
         shares: of a mesh axis whose ranks have unequal shares of the batch: how many samples each
             coordinate gets of those that were planned for, in all stages that have the plan's
@@ -101,6 +104,7 @@ class Plan:
     planner: str = ""
     cluster: Cluster | None = None
     recompute: tuple[str, ...] = ()
+    attention: AttentionMode = "whole"
     offloaded: OffloadPlan = OffloadPlan()
     shares: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     chunks: int = 1

@@ -18,6 +18,7 @@ from tfpar.cluster.files import cluster_of, describe
 from tfpar.cluster.scaling import Correction
 from tfpar.cost.cost import Cost
 from tfpar.cost.pipeline_cost import PipelineCost
+from tfpar.ir.attention import AttentionMode
 from tfpar.pipeline import Schedule
 from tfpar.pipeline.statistics import BatchStatisticsOf
 from tfpar.plans.findings import Candidate, Findings, Rental
@@ -398,6 +399,7 @@ class PlanFile(_Part, frozen=True, kw_only=True, rename={"tfpar_version": "tfpar
     bound_s: Amount | UnsetType = UNSET
     constraints: tuple[str, ...]
     recompute: tuple[str, ...] = ()
+    attention: AttentionMode = "whole"
     offloaded: OffloadPlan = OffloadPlan()
     variables: dict[str, VariableEntry]
     tensors: dict[str, SpecText]

@@ -198,6 +198,14 @@ class PartitionedGraph:
             yield from reshard.communications(self.mesh, wire_dtypes)
         for op, decision in self.decisions.items():
             yield from decision.communications(op)
+            permuted = self.prepared.rules[op].permutes
+            if permuted is not None:
+                splits = enumerate(decision.strategy.splits)
+                axes = tuple(axis for axis, (factor, _) in splits if factor == permuted)
+                (spec,) = decision.strategy.in_specs
+                if self.mesh.group_size(axes) > 1:
+                    ahead = bool(op.attrs["ahead"])
+                    yield Communication.of_permutation(op, spec, axes, ahead, self.mesh)
             if op in self.shared and op.outputs:
                 yield Communication.of_shared(op, self.mesh)
 

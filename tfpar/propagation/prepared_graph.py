@@ -77,7 +77,7 @@ class PropagationMemo:
     expansions: dict[tuple[OpRule, OpStrategy, Mesh, bool], Decision] = dataclasses.field(
         default_factory=dict
     )
-    decompositions: dict[tuple[OpRule, int, int, bool], PreparedGraph] = dataclasses.field(
+    decompositions: dict[tuple[OpRule, int | None, int, bool], PreparedGraph] = dataclasses.field(
         default_factory=dict
     )
     known_specs: dict[tuple[tuple[int, ...], Tensor, Spec], Spec] = dataclasses.field(

@@ -12,7 +12,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from tfpar.ir.graph import Op, Tensor
+from tfpar.ir.graph import Op, Tensor, itemsize
 from tfpar.ir.roles import Roles, When
 from tfpar.spec import (
     Mesh,
@@ -26,7 +26,7 @@ from tfpar.spec import (
     local_shape,
     replicated_spec,
 )
-from tfpar.spec.names import COLLECTIVES
+from tfpar.spec.names import GROUP_OPERATIONS, PERMUTE
 from tfpar.spec.nesting import without_outer
 
 
@@ -35,7 +35,7 @@ class ReshardStep:
     """One step of a reshard.
 
     Attributes:
-        kind: a collective, or a local step: `slice` takes this rank's block,
+        kind: of `spec.names.GROUP_OPERATIONS`, or a local step: `slice` takes this rank's block,
             `keep_first` turns a replicated value into a partial one (zero but
             on the axis's first rank).
         axes: the mesh axes it runs over; their ranks are ordered major to minor.
@@ -51,7 +51,7 @@ class ReshardStep:
 
     @property
     def is_collective(self) -> bool:
-        return self.kind in COLLECTIVES
+        return self.kind in GROUP_OPERATIONS
 
 
 @functools.lru_cache(maxsize=65536)
@@ -263,7 +263,7 @@ def step_bytes(step: ReshardStep, shape: tuple[int, ...], itemsize: int, mesh: M
     if isinstance(mesh, UnevenMesh) and mesh.uneven_axis in step.axes:
         mesh = mesh.widest  # all send blocks of the largest share
     before = local_shape(shape, step.before, mesh)
-    if step.kind == "all_reduce":
+    if step.kind in ("all_reduce", PERMUTE):
         return math.prod(before) * itemsize
     parts = mesh.group_size(step.axes)
     if step.kind == "all_gather":
@@ -305,12 +305,14 @@ class Communication(NamedTuple):
         op: whose result it moves, or whose work it is part of. The roles of `op` say in which
             phase it runs, and how many of the model it stands for (`ir.roles`).
         tensor: what it moves, an output of `op`; None if it is part of the work of `op`.
+        ahead: it is needed only when what `op` does at the same time is done.
     """
 
     step: ReshardStep
     num_bytes: int
     op: Op
     tensor: Tensor | None = None
+    ahead: bool = False
 
     @property
     def kind(self) -> str:
@@ -330,3 +332,17 @@ class Communication(NamedTuple):
         whole = replicated_spec(mesh.num_axes)
         step = ReshardStep("broadcast", tuple(range(mesh.num_axes)), whole, whole)
         return cls(step, sum(t.num_bytes for t in op.outputs), op)
+
+    @classmethod
+    def of_permutation(
+        cls, op: Op, spec: Spec, axes: tuple[int, ...], ahead: bool, mesh: Mesh
+    ) -> Communication:
+        """Return the exchange of the parts of what `op` reads, in `spec`, along mesh axes.
+
+        Args:
+            ahead: see the attribute.
+        """
+        (tensor,) = op.inputs
+        step = ReshardStep(PERMUTE, axes, spec, spec)
+        num_bytes = step_bytes(step, tuple(tensor.shape), itemsize(tensor.dtype), mesh)
+        return cls(step, num_bytes, op, ahead=ahead)

@@ -211,34 +211,45 @@ def expand_decision(
         confined: nothing may cross ranks in it.
     """
     rule = prepared.rules[op]
+    factor, parts = _decomposed(rule, strategy, mesh)
+    if factor is None and rule.stands_for is None:
+        return Decision(strategy)
+    key = (rule, strategy, mesh, confined)
+    known = prepared.caches.expansions
+    if key not in known:
+        partial = [
+            spec if any(isinstance(p, Partial) for p in spec) else None
+            for spec in strategy.out_specs
+        ]
+        # What the op would leave Partial its decomposition leaves so too: who reads it says where
+        # it is reduced.
+        graph = _decomposition(op, prepared, factor, parts, any(partial))
+        anchors = Anchors(inputs=strategy.in_specs, outputs=partial)
+        inner = within(graph, mesh, anchors, confined=confined)
+        made = dataclasses.replace(strategy, out_specs=tuple(inner.output_specs))
+        known[key] = Decision(made, expansion=inner)
+    return known[key]
+
+
+def _decomposed(rule: OpRule, strategy: OpStrategy, mesh: Mesh) -> tuple[int | None, int]:
+    """The factor that the op is decomposed for, and into how many parts that is split; None if it
+    runs as it is."""
     for factor in rule.expand:
         axes = tuple(a for a, s in enumerate(strategy.splits) if s[0] == factor)
         parts = mesh.group_size(axes)
         if parts > 1:
-            key = (rule, strategy, mesh, confined)
-            known = prepared.caches.expansions
-            if key not in known:
-                partial = [
-                    spec if any(isinstance(p, Partial) for p in spec) else None
-                    for spec in strategy.out_specs
-                ]
-                # What the op would leave Partial its decomposition leaves so too: who reads it
-                # says where it is reduced.
-                graph = _decomposition(op, prepared, factor, parts, any(partial))
-                anchors = Anchors(inputs=strategy.in_specs, outputs=partial)
-                inner = within(graph, mesh, anchors, confined=confined)
-                made = dataclasses.replace(strategy, out_specs=tuple(inner.output_specs))
-                known[key] = Decision(made, expansion=inner)
-            return known[key]
-    return Decision(strategy)
+            return factor, parts
+    return None, 1
 
 
 def _decomposition(
-    op: Op, prepared: PreparedGraph, factor: int, parts: int, leaves_partial: bool
+    op: Op, prepared: PreparedGraph, factor: int | None, parts: int, leaves_partial: bool
 ) -> PreparedGraph:
     rule = prepared.rules[op]
     key = (rule, factor, parts, leaves_partial)
     known = prepared.caches.decompositions
     if key not in known:
-        known[key] = prepare(rule.expand[factor](op, parts), reduces=not leaves_partial)
+        build = rule.stands_for if factor is None else rule.expand[factor]
+        assert build is not None
+        known[key] = prepare(build(op, parts), reduces=not leaves_partial)
     return known[key]

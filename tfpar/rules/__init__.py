@@ -4,6 +4,8 @@ Importing this package registers every rule; one module per op family.
 """
 
 from tfpar.rules import (
+    attention,
+    attention_blocks,
     block_sums,
     convolution,
     diagonals,
@@ -43,6 +45,8 @@ from tfpar.rules.registry import (
 from tfpar.rules.rule import PLAIN, SAME, OpRule, find_relabelled_inputs, make_rule, replicate_rule
 
 FAMILIES = (
+    attention,
+    attention_blocks,
     block_sums,
     convolution,
     diagonals,

@@ -43,6 +43,13 @@ class LocalOp:
             f == self.rule.factor(factor) for f, _ in self.splits
         )
 
+    def axes(self, factor: str) -> tuple[int, ...]:
+        """The mesh axes that split the factor called `factor`."""
+        if factor not in self.rule.names:
+            return ()
+        index = self.rule.factor(factor)
+        return tuple(a for a, (split, _) in enumerate(self.splits) if split == index)
+
     def local_size(self, factor: str) -> int:
         """Stored size of the factor on a rank, padding included."""
         index = self.rule.factor(factor)

@@ -91,6 +91,10 @@ class OpRule:
             for; used instead of the op when that factor is split.
         blocks: factor -> the fewest entries that a rank may hold, of a factor that is cut into
             equal blocks or not at all (rows of an image: a neighbour's are read with them).
+        stands_for: builder of the graph that the op stands for where no factor of `expand` is
+            split; None: the op is one of TensorFlow's, or `lower` emits it.
+        permutes: the factor whose blocks change places, so that each rank sends what it has of
+            the input to another where it is split.
     """
 
     names: tuple[str, ...]
@@ -110,6 +114,8 @@ class OpRule:
     sparse: bool = False
     expand: Mapping[int, Expansion] = dataclasses.field(default_factory=dict)
     blocks: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    stands_for: Expansion | None = None
+    permutes: int | None = None
 
     def takes_pattern(self, factor: int, pattern: Pattern) -> bool:
         """Whether the op may run with `factor` cut in `pattern`."""
@@ -180,6 +186,7 @@ class RuleFields(TypedDict, total=False):
     generates: bool
     masked: bool
     sparse: bool
+    stands_for: Expansion | None
 
 
 def make_rule(
@@ -190,6 +197,7 @@ def make_rule(
     sizes: Mapping[str, int] | None = None,
     expand: Mapping[str, Expansion] | None = None,
     blocks: Mapping[str, int] | None = None,
+    permutes: str | None = None,
     **fields: Unpack[RuleFields],
 ) -> OpRule:
     """Make the rule of `op` in factor notation.
@@ -205,6 +213,7 @@ def make_rule(
         sizes: factor name -> size, needed for factors of compound dimensions.
         expand: factor name -> builder of the decomposition.
         blocks: factor name -> the shortest block it may be cut into.
+        permutes: the name of the factor whose blocks change places.
         **fields: further fields of `OpRule`.
 
     Raises:
@@ -271,6 +280,7 @@ def make_rule(
         reduce={order[n]: r for n, r in (reduce or {}).items() if n in order},
         expand={order[n]: e for n, e in (expand or {}).items() if n in order},
         blocks={order[n]: b for n, b in (blocks or {}).items() if n in order},
+        permutes=None if permutes is None else order.get(permutes),
         **fields,
     )
 

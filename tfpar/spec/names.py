@@ -26,3 +26,10 @@ ITEMSIZES = {
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
 """Collectives: operations of all ranks of a group together."""
+
+PERMUTE = "permute"
+"""Each rank of a group sends what it has to one other: transfers, which take as long as those of
+stages."""
+
+GROUP_OPERATIONS = (*COLLECTIVES, PERMUTE)
+"""All that the ranks of a group do together."""

@@ -134,6 +134,7 @@ class TracedModel:
             compression=settings.compression,
             recompute=settings.recompute,
             offload=settings.offload,
+            attention=settings.attention,
             pipeline=pipeline,
             ranks=None if pipeline is None else pipeline.rank_order,
             budget=settings.budget,

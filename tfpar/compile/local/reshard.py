@@ -22,8 +22,9 @@ COLLECTIVE_TYPES = {
     "ReduceScatter": "reduce_scatter",
     "AllToAll": "all_to_all",
     "Broadcast": "broadcast",
+    "Permute": "permute",
 }
-"""The types of collectives, with the kind that plans call each (`spec.names.COLLECTIVES`)."""
+"""The types of collectives, with the kind that plans call each (`spec.names.GROUP_OPERATIONS`)."""
 
 DIMS = {
     "AllReduce": (),

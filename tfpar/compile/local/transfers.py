@@ -43,6 +43,19 @@ class Channel(NamedTuple):
         return f"transfer/{self.source}_to_{self.target}/{self.key}"
 
 
+def permuted_channels(
+    op: Op, group: Sequence[int]
+) -> list[tuple[Channel | None, Channel | None]]:
+    """Return, by place in a group of ranks of the job, the channels in which a `Permute` has a rank
+    send and receive; None for a rank that keeps what it has."""
+    targets = op.attrs["targets"]
+    sent = [
+        None if target == at else Channel(rank, group[target], op.name)
+        for at, (rank, target) in enumerate(zip(group, targets, strict=True))
+    ]
+    return [(channel, sent[targets.index(at)]) for at, channel in enumerate(sent)]
+
+
 class ChannelEnd(NamedTuple):
     """One end of a channel, and what comes along. Plain values, for ranks to exchange.
 

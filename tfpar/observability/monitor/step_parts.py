@@ -24,7 +24,7 @@ from tfpar.jobs.calibration.timing import Timer
 from tfpar.planning.objective import UNCERTAINTY
 from tfpar.plans import Plan
 from tfpar.spec import Mesh
-from tfpar.spec.names import COLLECTIVES
+from tfpar.spec.names import GROUP_OPERATIONS
 from tfpar.spec.quantities import format_seconds
 from tfpar.tf.runtime.executable import Executable
 from tfpar.tf.runtime.ranks import Ranks
@@ -41,7 +41,7 @@ IN_STAGES = "all but collectives (compute, waiting for other stages)"
 """The part of a step that is left when the others are known."""
 
 _LEAST_S = 1e-9  # that count as a prediction
-_KINDS = {"".join(part.title() for part in kind.split("_")): kind for kind in COLLECTIVES}
+_KINDS = {"".join(part.title() for part in kind.split("_")): kind for kind in GROUP_OPERATIONS}
 
 
 class TimedCollective(NamedTuple):

@@ -1,9 +1,10 @@
-"""Transforms of a problem to the step that a plan runs: recomputed blocks, separate optimizer
-slots, offload, and gathered weights."""
+"""Transforms of a problem to the step that a plan runs: attention on blocks, recomputed blocks,
+separate optimizer slots, offload, and gathered weights."""
 
 from __future__ import annotations
 
 from tfpar.ir.passes.slots import separate_slots
+from tfpar.planning.memory.blockwise_attention import problem_with_attention
 from tfpar.planning.memory.gathered_weights import gathered_problem
 from tfpar.planning.memory.offload import offloaded_problem
 from tfpar.planning.memory.recompute import recomputed_problem
@@ -14,6 +15,7 @@ from tfpar.plans import OffloadPlan, Plan
 def apply_plan_transforms(problem: Problem, plan: Plan) -> Problem:
     """Return the problem of the step as `plan` runs it. It keeps its fingerprint: that of the
     step."""
+    problem = problem_with_attention(problem, plan.attention)
     problem = apply_memory_transforms(problem, plan.recompute, plan.offloaded)
     problem = gathered_problem(problem, plan.variables)
     weights = frozenset(name for name, v in plan.variables.items() if v.slots is not None)

@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any
 from tfpar.compile.local.local_graph import LocalProgram
 from tfpar.compile.local.programs import Group, ProgramSet
 from tfpar.compile.local.reshard import COLLECTIVE_TYPES
-from tfpar.compile.local.transfers import ChannelEnd, ends_of, match_channels
+from tfpar.compile.local.transfers import (
+    Channel,
+    ChannelEnd,
+    ends_of,
+    match_channels,
+    permuted_channels,
+)
 from tfpar.ir.graph import FunctionRef, Op, Tensor, function_refs, renamed_functions
 from tfpar.ir.traits import CONSTANTS
 from tfpar.spec import RuntimeMismatchError
@@ -71,6 +77,16 @@ def exchanges_of(group: Group, program: LocalProgram) -> dict[str, Any]:
         "groups": [[group[rank] for rank in ranks] for ranks in among],
         "sends": ends_of(program, group, "Send"),
         "receives": ends_of(program, group, "Recv"),
+        "permutes": [
+            [channel.source, channel.target, channel.key]
+            for each in program.graphs()
+            for op in each.ops
+            if op.type == "Permute"
+            for ranks in mesh.groups(op.attrs["axes"])
+            for channel in dict.fromkeys(
+                sent for sent, _ in permuted_channels(op, [group[r] for r in ranks]) if sent
+            )
+        ],
     }
 
 
@@ -85,7 +101,8 @@ def connections(told: Sequence[Mapping[str, Any]]) -> Connections:
     sends, receives = (
         [_end(*values) for t in said for values in t[key]] for key in ("sends", "receives")
     )
-    return Connections(list(groups), match_channels(sends, receives))
+    permutes = dict.fromkeys(Channel(*values) for t in said for values in t["permutes"])
+    return Connections(list(groups), [*match_channels(sends, receives), *permutes])
 
 
 def _end(

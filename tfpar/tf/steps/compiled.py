@@ -15,6 +15,7 @@ from tfpar.compile import (
     ActorLayout,
     CompileOptions,
     compile_step,
+    fuse_attention_step,
     gather_step,
     offload_step,
     recompute_step,
@@ -215,6 +216,7 @@ class CompiledFunction:
             CannotRepeat: an op has an effect that each microbatch would have.
         """
         batch_size = batch_size_of(specs)
+        fuse_attention_step(captured, plan.attention, observe)
         if not self._part:
             recompute_step(captured, plan.recompute, observe)
             offload_step(captured, plan.offloaded, observe)

@@ -197,6 +197,7 @@ class StepPlanner:
         return dataclasses.replace(
             plan,
             recompute=self._recomputed(captured, part),
+            attention=self.session.options.attention or "whole",
             offloaded=self._offloaded(captured, part),
         )
 
@@ -232,6 +233,7 @@ class StepPlanner:
             cluster,
             constraints,
             compression=options.compression,
+            attention=options.attention,
             pipeline=pipeline,
             jit_compile=self.jit_compile,
             num_ranks=session.mesh.size,
@@ -405,6 +407,7 @@ class StepPlanner:
             jit_compile=self.jit_compile,
             num_ranks=session.mesh.size,
             limits=options.limits,
+            attention=options.attention,
         )
         leads = options.objective == "latency" and session.base is None
         one = StepSearch(

@@ -255,6 +255,12 @@ class _Linker(Linker):
             for rank in group:
                 self.edges[rank][result] = self.edges[group[0]][source]
 
+    def _permute(self, op: Op, name: str, group: Sequence[int]) -> None:
+        for source, result in zip(op.inputs, op.outputs, strict=True):
+            edges = [self.edges[rank][source] for rank in group]
+            for edge, target in zip(edges, op.attrs["targets"], strict=True):
+                self.edges[group[target]][result] = edge
+
     def _block(
         self, name: str, tensor: Tensor, rank: int, dim: int, position: int, parts: int, device: str
     ) -> str:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfpar.compile.local.local_graph import TASK, LocalProgram
 from tfpar.compile.local.programs import Group, ProgramSet
 from tfpar.compile.local.reshard import ONCE
-from tfpar.compile.local.transfers import channels_of
+from tfpar.compile.local.transfers import channels_of, permuted_channels
 from tfpar.ir.graph import DType, Op, Tensor
 from tfpar.jobs.launch.beacon import TaskProgress
 from tfpar.spec import Spec
@@ -151,6 +151,10 @@ class _Linker(Linker):
         elif op.type == "AllToAll":
             split_dims, concat_dims = op.attrs["split_dims"], op.attrs["concat_dims"]
             results = wire.all_to_alls(op.name, operands, dtype, split_dims, concat_dims, group)
+        elif op.type == "Permute":
+            (operand,), at = operands, ranks.index(self.rank)
+            sent, received = permuted_channels(op, group)[at]
+            results = [wire.permute(operand, dtype, sent, received, self._awaited(op))]
         else:
             results = [
                 wire.broadcast(f"{op.name}/{i}", self._known(f"{op.name}/{i}", t), t.dtype, group)

@@ -163,6 +163,25 @@ class Wire:
         done = self._transport.recv(self._writer, wanted, moved, channel)
         return self._convert(f"{channel.name}/unpacked", done, moved, dtype)
 
+    def permute(
+        self,
+        operand: WireOperand,
+        dtype: str,
+        sent: Channel | None,
+        received: Channel | None,
+        control: Sequence[str] = (),
+    ) -> str:
+        """The tensor that comes in the place of one that goes to another rank.
+
+        Args:
+            sent, received: the channels of both; None if this rank keeps it.
+            control: the nodes after which it begins.
+        """
+        if sent is None or received is None:
+            return operand.edge
+        self._writer.effect(self.send(operand, dtype, sent, control))
+        return self.recv(operand.shape, dtype, received, control)
+
     # --- several operands as one -------------------------------------------------
 
     def all_gathers(

@@ -1,0 +1,250 @@
+"""Attention as one op, which works on blocks of its scores: op types, and what each entry goes
+through.
+
+    o = softmax(f(q k^T)) v           f: a scale, a mask, a cap on the scores
+    o = g(softmax(f(q k^T))) v        g: linear, say a mask of what comes out
+
+Operands have the shape (*batch, positions, features). `f`, `g` and their gradients are trees
+(`Expression`) over the entries of one block, so that a mask which follows from positions is never
+made for all of them. `ir.passes.fuse_attention` writes these ops, and `rules.attention` says how
+they run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+ATTENTION = "TfparAttention"
+"""Reads q, k, v, and operands of masks; gives the result, and for each row of scores its maximum
+and the sum of exp(score - maximum)."""
+
+ATTENTION_GRADIENT = "TfparAttentionGradient"
+"""Reads q, k, v, what `ATTENTION` gave, the gradient of the result, and operands of masks; gives
+the gradients of q, k and v."""
+
+AttentionMode = Literal["whole", "blockwise"]
+"""How attentions run: all scores at once, as the model says, or on blocks of them, as `ATTENTION`.
+"""
+
+ATTENTION_MODES: tuple[AttentionMode, ...] = ("whole", "blockwise")
+
+SCORES, GRADIENT = "scores", "gradient"
+"""Names of `Variable` leaves: what the product of q and k gives, the softmax of the scores, or a
+gradient that comes in."""
+
+WEIGHTS = "weights"
+
+
+@dataclasses.dataclass(frozen=True)
+class Variable:
+    """A block that the op computes: `SCORES`, `WEIGHTS` or `GRADIENT`."""
+
+    name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Operand:
+    """An input of the op, with as many dims as the scores and one entry for all rows or columns.
+
+    Attributes:
+        index: among the operands of masks.
+    """
+
+    index: int
+    dtype: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Position:
+    """`row * i + column * j + offset` of the entry in row i and column j."""
+
+    row: int
+    column: int
+    offset: int
+    dtype: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Number:
+    """The same number for every entry."""
+
+    value: float | bool
+    dtype: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Table:
+    """A constant with as many dims as the scores."""
+
+    values: np.ndarray
+    dtype: str
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Table) and np.array_equal(self.values, other.values)
+
+    def __hash__(self) -> int:
+        return hash((self.values.shape, self.dtype))
+
+    def __repr__(self) -> str:
+        return f"Table({self.dtype}{list(self.values.shape)})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Apply:
+    """An elementwise op.
+
+    Attributes:
+        attrs: of the op, in the order of their names.
+        dtype: of what it gives.
+    """
+
+    type: str
+    inputs: tuple[Expression, ...]
+    attrs: tuple[tuple[str, Any], ...]
+    dtype: str
+
+
+Expression = Variable | Operand | Position | Number | Table | Apply
+
+
+class Trees(NamedTuple):
+    """What entries go through.
+
+    Attributes:
+        scores: of `SCORES`, before the softmax.
+        weights: of `WEIGHTS`, behind it; linear in them.
+        weights_gradient: of `GRADIENT`, that of what `weights` gives: the gradient of `WEIGHTS`.
+        scores_gradient: of `GRADIENT`, that of what `scores` gives: the gradient of `SCORES`.
+    """
+
+    scores: Expression
+    weights: Expression
+    weights_gradient: Expression | None = None
+    scores_gradient: Expression | None = None
+
+
+def walk(tree: Expression) -> Iterator[Expression]:
+    """Yield `tree`, and all that it is made of."""
+    yield tree
+    if isinstance(tree, Apply):
+        for each in tree.inputs:
+            yield from walk(each)
+
+
+# --- bounds -------------------------------------------------------------------------------------
+
+Range = tuple[Any, Any]
+"""The least and the greatest value, for each row that is looked at."""
+
+SCORE_LIMIT = 1e6
+"""Scores and gradients of this size or more are taken for masked ones."""
+
+HIDDEN = -1e7
+"""A score that is at most this, in a row with one that is not masked, has a weight of exactly 0."""
+
+
+def bounds(tree: Expression, rows: Range, columns: Range) -> Range:
+    """Bound the values of `tree` over blocks of entries.
+
+    Args:
+        rows, columns: the first and the last of each block: numbers, or arrays of them.
+    """
+    if isinstance(tree, Number):
+        value = float(tree.value)
+        return value, value
+    if isinstance(tree, Position):
+        ends = [_scaled(tree.row, rows), _scaled(tree.column, columns)]
+        return tuple(tree.offset + sum(e[i] for e in ends) for i in (0, 1))  # type: ignore[return-value]
+    if isinstance(tree, Variable):
+        return -SCORE_LIMIT, SCORE_LIMIT
+    if isinstance(tree, Apply):
+        found = [bounds(each, rows, columns) for each in tree.inputs]
+        known = _BOUNDS.get(tree.type)
+        if known is not None:
+            return known(*found)
+    if tree.dtype == "bool":
+        return 0.0, 1.0
+    return -np.inf, np.inf
+
+
+def _scaled(factor: int, ends: Range) -> Range:
+    return (factor * ends[0], factor * ends[1]) if factor >= 0 else (
+        factor * ends[1],
+        factor * ends[0],
+    )
+
+
+def _select(condition: Range, yes: Range, no: Range) -> Range:
+    least = np.where(condition[0], yes[0], np.where(condition[1], np.minimum(yes[0], no[0]), no[0]))
+    most = np.where(condition[0], yes[1], np.where(condition[1], np.maximum(yes[1], no[1]), no[1]))
+    return least, most
+
+
+def _product(a: Range, b: Range) -> Range:
+    with np.errstate(invalid="ignore"):
+        ends = [np.nan_to_num(x * y, nan=0.0, posinf=np.inf, neginf=-np.inf) for x in a for y in b]
+    return np.minimum.reduce(ends), np.maximum.reduce(ends)
+
+
+_BOUNDS: Mapping[str, Any] = {
+    "Cast": lambda a: a,
+    "Identity": lambda a: a,
+    "AddV2": lambda a, b: (a[0] + b[0], a[1] + b[1]),
+    "Add": lambda a, b: (a[0] + b[0], a[1] + b[1]),
+    "Sub": lambda a, b: (a[0] - b[1], a[1] - b[0]),
+    "Neg": lambda a: (-a[1], -a[0]),
+    "Mul": _product,
+    "Maximum": lambda a, b: (np.maximum(a[0], b[0]), np.maximum(a[1], b[1])),
+    "Minimum": lambda a, b: (np.minimum(a[0], b[0]), np.minimum(a[1], b[1])),
+    "GreaterEqual": lambda a, b: (a[0] >= b[1], a[1] >= b[0]),
+    "Greater": lambda a, b: (a[0] > b[1], a[1] > b[0]),
+    "LessEqual": lambda a, b: (a[1] <= b[0], a[0] <= b[1]),
+    "Less": lambda a, b: (a[1] < b[0], a[0] < b[1]),
+    "LogicalAnd": lambda a, b: (np.logical_and(a[0], b[0]), np.logical_and(a[1], b[1])),
+    "LogicalOr": lambda a, b: (np.logical_or(a[0], b[0]), np.logical_or(a[1], b[1])),
+    "LogicalNot": lambda a: (np.logical_not(a[1]), np.logical_not(a[0])),
+    "SelectV2": _select,
+    "Tanh": lambda a: (np.tanh(a[0]), np.tanh(a[1])),
+}
+
+
+def is_hidden(tree: Expression, rows: Range, columns: Range) -> Any:
+    """Whether all scores of blocks are masked; `tree` gives them."""
+    return bounds(tree, rows, columns)[1] <= HIDDEN
+
+
+def shows_diagonal(tree: Expression, length: int) -> bool:
+    """Whether each of `length` positions sees itself, whatever data says: then blocks that are
+    hidden weigh nothing."""
+    every = np.arange(length)
+    return bool(np.all(bounds(tree, (every, every), (every, every))[0] > -2 * SCORE_LIMIT))
+
+
+def simplified(tree: Expression, rows: Range, columns: Range) -> Expression:
+    """Return `tree` without choices that are the same for all entries of some blocks."""
+    if not isinstance(tree, Apply):
+        return tree
+    if tree.type == "SelectV2":
+        least, most = bounds(tree.inputs[0], rows, columns)
+        if np.all(least):
+            return simplified(tree.inputs[1], rows, columns)
+        if not np.any(most):
+            return simplified(tree.inputs[2], rows, columns)
+    inputs = tuple(simplified(each, rows, columns) for each in tree.inputs)
+    return dataclasses.replace(tree, inputs=inputs)
+
+
+def operands(trees: Sequence[Expression | None]) -> list[int]:
+    """List the indices of the operands that trees read."""
+    found = {
+        each.index
+        for tree in trees
+        if tree is not None
+        for each in walk(tree)
+        if isinstance(each, Operand)
+    }
+    return sorted(found)
