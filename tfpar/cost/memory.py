@@ -142,6 +142,28 @@ def operands_of_collectives(
     return found
 
 
+def temporaries_of_expansions(partitioned: PartitionedGraph, pricer: Pricer) -> dict[Op, float]:
+    """Find what ops that are decomposed store beside their inputs and results, by op."""
+    found: dict[Op, float] = {}
+    for op, decision in partitioned.decisions.items():
+        inner = decision.expansion
+        if inner is not None:
+            if inner not in pricer.temporaries:
+                pricer.temporaries[inner] = _temporaries(inner, pricer.stored)
+            found[op] = pricer.temporaries[inner]
+    return found
+
+
+def _temporaries(inner: PartitionedGraph, local_bytes: Callable[[Tensor, Spec], float]) -> float:
+    ends = {*inner.graph.inputs, *inner.graph.outputs}
+
+    def size(tensor: Tensor, spec: Spec) -> float:
+        return 0.0 if tensor in ends else local_bytes(tensor, spec)
+
+    liveness = BufferLiveness(Buffers(inner), inner.graph.ops, lambda buffer: False)
+    return liveness.find_peak(size).num_bytes
+
+
 def live_peak(
     partitioned: PartitionedGraph,
     pricer: Pricer,
@@ -161,6 +183,8 @@ def live_peak(
     roles = pricer.roles
     passing = operands_of_collectives(partitioned, pricer.stored, roles, bucket_bytes)
     packed = 0.0 if pricer.cluster.one_memory else max(passing.values(), default=0.0)
+    for op, size in temporaries_of_expansions(partitioned, pricer).items():
+        passing[op] = passing.get(op, 0.0) + size
     handles = {v.handle: v for v in partitioned.graph.variables}
     for op in partitioned.decisions:
         if roles.phase[op] == UPDATE and op.type in WHOLE_UPDATES and op.inputs[0] in handles:

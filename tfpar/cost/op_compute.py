@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from tfpar.cluster.description import Cluster
+from tfpar.ir.attention import ATTENTION, ATTENTION_GRADIENT, TREES, is_causal
 from tfpar.ir.graph import Op, Tensor
 from tfpar.ir.passes.recompute import is_recomputed
 from tfpar.ir.traits import BRANCHES, IN_FLIGHT, LOOPS, MATRIX_PRODUCTS
@@ -23,6 +24,7 @@ _CONVOLUTIONS = {
     "Conv3DBackpropInputV2": (1, 2),
     "DepthwiseConv2dNativeBackpropInput": (1, 2),
 }
+_ATTENTION_PRODUCTS = {ATTENTION: (1, 1), ATTENTION_GRADIENT: (3, 2)}
 _FILTER_GRADIENTS = {
     "Conv2DBackpropFilter",
     "Conv3DBackpropFilterV2",
@@ -80,8 +82,8 @@ _AS_SLOW = {
 
 
 def flops(op: Op, rule: OpRule) -> float:
-    """Count the floating-point operations of the whole op, if a matrix product or convolution; else
-    0.
+    """Count the floating-point operations of the whole op, if a matrix product, a convolution or an
+    attention; else 0.
 
     Twice the size of the index space (a multiplication and an addition): of a product all
     factors, of a convolution the output's entries times the filter's entries for one output
@@ -96,7 +98,23 @@ def flops(op: Op, rule: OpRule) -> float:
         return _convolution(pixels.num_elements, kernel.shape, op.type)
     if op.type in _FILTER_GRADIENTS:
         return _convolution(op.inputs[2].num_elements, op.outputs[0].shape, op.type)
+    if op.type in _ATTENTION_PRODUCTS:
+        return _attention(op, *_ATTENTION_PRODUCTS[op.type])
     return 0.0
+
+
+def _attention(op: Op, with_q: int, with_v: int) -> float:
+    """Count those of an attention on blocks, at least: half of all where a mask is causal.
+
+    Args:
+        with_q, with_v: how many products of scores have as many features as q, and as v.
+    """
+    q, k, v, *_ = op.inputs
+    *batch, rows, features = q.shape
+    columns = k.shape[-2]
+    causal = rows == columns and is_causal(op.attrs[TREES].scores, rows)
+    scores = math.prod(batch) * rows * columns * (0.5 if causal else 1.0)
+    return 2.0 * scores * (with_q * features + with_v * v.shape[-1])
 
 
 def functions(op: Op) -> float:

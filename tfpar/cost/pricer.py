@@ -86,6 +86,7 @@ class Pricer:
     Attributes:
         ranks: the mesh whose axes collectives go over.
         linked: the machines of these ranks.
+        temporaries: the memo of what decompositions store for a moment (`cost.memory`).
     """
 
     def __init__(self, mesh: Mesh, cluster: Cluster, roles: Roles) -> None:
@@ -96,6 +97,7 @@ class Pricer:
         device = cluster.device
         self._dispatch_s = device.xla_dispatch_s if roles.jit_compile else device.dispatch_s
         self._ops: dict[tuple[OpRule, Decision, bool, InKernel | None], tuple[float, float]] = {}
+        self.temporaries: dict[PartitionedGraph, float] = {}
         self._collective_seconds: dict[tuple[str, tuple[int, ...], float], float] = {}
 
     def zero(self) -> Terms:

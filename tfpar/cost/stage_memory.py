@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from tfpar.cost.liveness import Buffer, BufferLiveness
-from tfpar.cost.memory import operands_of_collectives
+from tfpar.cost.memory import operands_of_collectives, temporaries_of_expansions
 from tfpar.cost.op_compute import temporaries
 from tfpar.cost.pricer import VariableBytes
 from tfpar.cost.stage_transfers import ORDER, StageTransfers
@@ -211,6 +211,9 @@ class StageMemory:
 
         passing = {op: self._passing[op] for op in ops if op in self._passing}
         packed = 0.0 if self.pricer.cluster.one_memory else max(passing.values(), default=0.0)
+        for op in ops:
+            if op in self._temporaries:
+                passing[op] = passing.get(op, 0.0) + self._temporaries[op]
         liveness = BufferLiveness(self.step.buffers, ops, is_needed)
         most, _ = liveness.find_peak(self._size, passing)
         return max(0.0, most - counted) + packed
@@ -218,6 +221,10 @@ class StageMemory:
     @functools.cached_property
     def _passing(self) -> dict[Op, float]:
         return operands_of_collectives(self.step.laid, self.pricer.stored, self.step.roles, 0.0)
+
+    @functools.cached_property
+    def _temporaries(self) -> dict[Op, float]:
+        return temporaries_of_expansions(self.step.laid, self.pricer)
 
     def _updating(self) -> float:
         """Find what the update holds beside weights, slots and gradients."""

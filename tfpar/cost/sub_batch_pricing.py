@@ -179,7 +179,7 @@ def adding_seconds(
         pricer: of the mesh with the axis of the microbatches behind those of ranks.
         statistics: of the batch, those that each microbatch has of its own.
     """
-    step, _, op, tensor = communication
+    step, op, tensor = communication.step, communication.op, communication.tensor
     micro, device = pricer.mesh.num_axes - 1, pricer.cluster.device
     if tensor is None or step.kind not in _SUMMED or micro not in step.axes:
         return 0.0

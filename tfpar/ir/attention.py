@@ -13,6 +13,7 @@ they run.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -31,6 +32,9 @@ AttentionMode = Literal["whole", "blockwise"]
 """
 
 ATTENTION_MODES: tuple[AttentionMode, ...] = ("whole", "blockwise")
+
+TREES = "trees"
+"""Attribute of these ops: what entries go through (`Trees`)."""
 
 SCORES, GRADIENT = "scores", "gradient"
 """Names of `Variable` leaves: what the product of q and k gives, the softmax of the scores, or a
@@ -217,10 +221,15 @@ def is_hidden(tree: Expression, rows: Range, columns: Range) -> Any:
     return bounds(tree, rows, columns)[1] <= HIDDEN
 
 
-def shows_diagonal(tree: Expression, length: int) -> bool:
-    """Whether each of `length` positions sees itself, whatever data says: then blocks that are
-    hidden weigh nothing."""
+@functools.lru_cache(maxsize=1024)
+def is_causal(tree: Expression, length: int) -> bool:
+    """Whether none of `length` positions sees one behind it, and each sees itself, whatever data
+    says: then what is hidden weighs nothing."""
     every = np.arange(length)
+    rows = every[:-1]
+    behind = rows + 1, np.full(length - 1, length - 1)
+    if not np.all(is_hidden(tree, (rows, rows), behind)):
+        return False
     return bool(np.all(bounds(tree, (every, every), (every, every))[0] > -2 * SCORE_LIMIT))
 
 

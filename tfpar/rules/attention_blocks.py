@@ -37,6 +37,7 @@ import numpy as np
 from tfpar.ir.attention import (
     GRADIENT,
     SCORES,
+    TREES,
     WEIGHTS,
     Apply,
     Expression,
@@ -46,8 +47,8 @@ from tfpar.ir.attention import (
     Table,
     Trees,
     Variable,
+    is_causal,
     is_hidden,
-    shows_diagonal,
     simplified,
 )
 from tfpar.ir.builder import GraphBuilder, numpy_dtype
@@ -72,7 +73,7 @@ def expand_attention(op: Op, parts: int) -> Graph:
     """Build the graph that `ATTENTION` stands for, with positions in so many parts."""
     build, inputs = begin_decomposition(op, "attention")
     q, k, v, *operands = inputs
-    ring = _Ring(build, op.attrs["trees"], q, k, parts)
+    ring = _Ring(build, op.attrs[TREES], q, k, parts)
     rows = ring.rows([q], operands)
     columns = ring.columns([k, v], operands)
     dtype = op.outputs[1].dtype
@@ -104,7 +105,7 @@ def expand_gradient(op: Op, parts: int) -> Graph:
     build, inputs = begin_decomposition(op, "attention")
     q, k, v, result, largest, total, gradient, *operands = inputs
     dtype = largest.dtype
-    ring = _Ring(build, op.attrs["trees"], q, k, parts)
+    ring = _Ring(build, op.attrs[TREES], q, k, parts)
     product = build.binary("Mul", build.cast(gradient, dtype), build.cast(result, dtype))
     mean = build.reduce("Sum", product, [-1], keep_dims=True)
     ring.done(mean)
@@ -221,21 +222,13 @@ class _Ring:
         chunks = 1
         if shared:
             length = self._lengths[0]
-            self._causal = self._is_causal(length)
+            self._causal = is_causal(trees.scores, length)
             self.zigzag = self._causal and parts > 1 and length % (2 * parts) == 0
             chunks = 2 if self._causal and length % (2 * parts) == 0 else 1
             while _can_halve(length, parts, chunks):
                 chunks *= 2
         self.chunks = chunks
         self._awaited: list[Op] = []
-
-    def _is_causal(self, length: int) -> bool:
-        """Whether no position sees one behind it, and each sees itself."""
-        rows = np.arange(length - 1)
-        behind = rows + 1, np.full(length - 1, length - 1)
-        return bool(np.all(is_hidden(self.trees.scores, (rows, rows), behind))) and shows_diagonal(
-            self.trees.scores, length
-        )
 
     # --- parts and chunks -------------------------------------------------------------------
 

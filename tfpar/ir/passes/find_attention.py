@@ -38,7 +38,7 @@ from tfpar.ir.attention import (
     Variable,
 )
 from tfpar.ir.constants import Constants
-from tfpar.ir.graph import Graph, Op, Tensor
+from tfpar.ir.graph import DType, Graph, Op, Tensor
 from tfpar.ir.traits import ELEMENTWISE, MATRIX_PRODUCTS, UNCHANGED, VIEWS
 
 Dims = tuple[int | None, ...]
@@ -422,7 +422,7 @@ class _Finder:
                 before[int(p)] = dims[i]
             return [(op.inputs[0], tuple(before))]
         if op.type == "BroadcastTo":
-            return [(op.inputs[0], _aligned(dims, op.inputs[0].shape))]
+            return [(op.inputs[0], _aligned(dims, shape, op.inputs[0].shape))]
         if op.type == "StridedSlice" or op.type in VIEWS:
             (source, *_) = op.inputs
             _need(source.is_static and math.prod(source.shape) == math.prod(shape))
@@ -431,7 +431,7 @@ class _Finder:
             assert made is not None
             return [(source, made)]
         _need(op.type in ELEMENTWISE and op.type != "Fill")
-        return [(t, _aligned(dims, t.shape)) for t in op.inputs]
+        return [(t, _aligned(dims, shape, t.shape)) for t in op.inputs]
 
     def _tree(self, tensor: Tensor, dims: Dims) -> Expression:
         """What the entries of a tensor, of these dims, are made of."""
@@ -497,12 +497,12 @@ class _Finder:
                 if int(end) >= 0:
                     off = Position(sign, -sign, 0, "int32")
                     limit = Number(int(end), "int32")
-                    one_side = Apply("LessEqual", (off, limit), (), "bool")
+                    one_side = Apply("LessEqual", (off, limit), _typed("int32"), "bool")
                     inside = Apply("LogicalAnd", (inside, one_side), (), "bool")
             if made.dtype == "bool":
                 return inside if one else Number(False, "bool")
             pair = Number(one, made.dtype), Number(0, made.dtype)
-            return Apply("SelectV2", (inside, *pair), (), made.dtype)
+            return Apply("SelectV2", (inside, *pair), _typed(made.dtype), made.dtype)
         return None
 
     def _along(self, dim: int | None, step: int, offset: int, dtype: str) -> Expression | None:
@@ -538,21 +538,31 @@ class _Core(NamedTuple):
     gradient_op: Op
 
 
+def _typed(dtype: str) -> tuple[tuple[str, DType], ...]:
+    """The attribute of an op of TensorFlow's that says of which dtype its operands are."""
+    return (("T", DType(dtype)),)
+
+
 def _reads(tree: Expression, name: str) -> bool:
     if isinstance(tree, Apply):
         return any(_reads(each, name) for each in tree.inputs)
     return isinstance(tree, Variable) and tree.name == name
 
 
-def _aligned(dims: Dims, shape: Sequence[int]) -> Dims:
-    """The dims of an operand that is broadcast to a tensor of `dims`."""
-    own = dims[len(dims) - len(shape) :]
-    return tuple(None if n == 1 else d for d, n in zip(own, shape, strict=True))
+def _aligned(dims: Dims, shape: Sequence[int], own: Sequence[int]) -> Dims:
+    """The dims of an operand of shape `own` that is broadcast to a tensor of `dims` and `shape`."""
+    behind = len(shape) - len(own)
+    return tuple(
+        None if n == 1 < made else d
+        for d, made, n in zip(dims[behind:], shape[behind:], own, strict=True)
+    )
 
 
 def _reshaped(shape: Sequence[int], dims: Dims, other: Sequence[int]) -> Dims | None:
     """The dims of a tensor of `dims` in another shape with the same dims, but for those of size
     1; None if it has others."""
+    if tuple(shape) == tuple(other):
+        return dims
     sized = [(n, d) for n, d in zip(shape, dims, strict=True) if n != 1]
     if [n for n, _ in sized] != [n for n in other if n != 1]:
         return None

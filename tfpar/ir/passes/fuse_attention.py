@@ -13,15 +13,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Sequence
 
-from tfpar.ir.attention import ATTENTION, ATTENTION_GRADIENT
+from tfpar.ir.attention import ATTENTION, ATTENTION_GRADIENT, TREES
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import Graph, Op, Tensor
 from tfpar.ir.order import sort_topologically
 from tfpar.ir.passes.copy import copy_graph
 from tfpar.ir.passes.find_attention import FEATURES, Attention, Layout, find_attentions
-
-TREES = "trees"
-"""Attribute of these ops: what entries go through (`ir.attention.Trees`)."""
 
 _BACKWARD_SCOPE = "gradient_tape/"
 

@@ -3,11 +3,44 @@ problem."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
+
 from tfpar.ir.attention import AttentionMode
 from tfpar.ir.graph import Graph
 from tfpar.ir.passes.fuse_attention import fuse_attention
+from tfpar.planning.memory.fit import MemoryFit, MemoryMove, MoveEstimate
+from tfpar.planning.memory.move_estimates import estimate_change
 from tfpar.planning.memory.recompute import with_changed_graph
 from tfpar.planning.problem import Problem
+from tfpar.plans import Plan
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionOnBlocks:
+    """A move with attention on blocks.
+
+    Attributes:
+        problem: of the step as it is; `blocks`: with attention on blocks.
+        move: on `blocks`.
+    """
+
+    problem: Problem
+    blocks: Problem
+    move: MemoryMove
+
+    @property
+    def name(self) -> str:
+        return f"{self.move.name}, attention on blocks"
+
+    def estimate(self, fit: MemoryFit) -> MoveEstimate:
+        """Estimate what the dearer of both adds for each byte."""
+        own = estimate_change(self.problem, self.blocks)
+        other = self.move.estimate(fit)
+        return MoveEstimate(*map(max, own, other))
+
+    def plans(self, fit: MemoryFit) -> Iterator[Plan]:
+        return self.move.plans(fit)
 
 
 def problem_with_attention(problem: Problem, attention: AttentionMode | None) -> Problem:

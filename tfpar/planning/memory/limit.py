@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from tfpar.planning.memory.blockwise_attention import AttentionOnBlocks, blockwise_problem
 from tfpar.planning.memory.fit import MemoryFit, MemoryMove
 from tfpar.planning.memory.move_estimates import activation_bytes
 from tfpar.planning.memory.offload import offloaded_problem, select_offloads
@@ -31,8 +32,9 @@ def solve_under_memory_limit(problem: Problem, planner: Planner) -> Plan:
 
     Where the fastest plan of all does not fit, moves are tried (`fit`): its optimizer slots are
     sharded, or its weights; layouts that store less are found, with repeated blocks recomputed,
-    too, of which the one that saves most is the first; what blocks keep is offloaded. What the user
-    has said of recomputation and offloading stays.
+    too, of which the one that saves most is the first; what blocks keep is offloaded; attention
+    runs on blocks, with or without all of that. What the user has said of recomputation, offloading
+    and attention stays.
 
     Raises:
         PlanError: no plan satisfies the constraints.
@@ -44,12 +46,31 @@ def solve_under_memory_limit(problem: Problem, planner: Planner) -> Plan:
             problem.storage.offload, problem.step.graph, state_ratio=problem.step.state_ratio
         )
     fit = MemoryFit(lambda plan: problem.excess_in_parts(plan.cost))
-    if problem.storage.recompute is not None:
+
+    def moves(of: Problem) -> Iterator[MemoryMove]:
+        if problem.storage.recompute is None:
+            return _moves(of, planner, away)
         names = Blocks.of(problem.step.graph).recomputed(problem.storage.recompute)
-        return fit.run(None, _moves_of_choice(problem, planner, names, away))
-    fastest = fastest_plan(offloaded_problem(problem, away), planner)
-    fastest = dataclasses.replace(fastest, offloaded=away)
-    return fit.run(fastest, _moves(problem, planner, away))
+        return _moves_of_choice(of, planner, names, away)
+
+    start = None
+    if problem.storage.recompute is None:
+        start = fastest_plan(offloaded_problem(problem, away), planner)
+        start = dataclasses.replace(start, offloaded=away)
+    return fit.run(start, itertools.chain(moves(problem), _on_blocks(problem, moves)))
+
+
+def _on_blocks(
+    problem: Problem, moves: Callable[[Problem], Iterator[MemoryMove]]
+) -> Iterator[MemoryMove]:
+    """The moves with attention on blocks, if that saves much and is the planner's to decide."""
+    if problem.storage.attention is not None:
+        return
+    blocks = blockwise_problem(problem)
+    before = activation_bytes(problem)
+    if blocks is not problem and before - activation_bytes(blocks) > LEAST_SAVING * before:
+        for move in moves(blocks):
+            yield AttentionOnBlocks(problem, blocks, move)
 
 
 def _moves_of_choice(
