@@ -40,6 +40,7 @@ _EXPORTS = {
     "Plan": "tfpar.plans",
     "keep": "tfpar.plans",
     "batch": "tfpar.constraints",
+    "context_parallel": "tfpar.constraints",
     "from_layout_map": "tfpar.constraints",
     "replicate": "tfpar.constraints",
     "shard": "tfpar.constraints",
@@ -97,6 +98,7 @@ __all__ = [
     "auto_parallel",
     "batch",
     "calibrate",
+    "context_parallel",
     "coverage",
     "from_layout_map",
     "fsdp",
@@ -128,6 +130,7 @@ if TYPE_CHECKING:
     from tfpar.cluster.description import Cluster, Device, Level, Node
     from tfpar.constraints import (
         batch,
+        context_parallel,
         from_layout_map,
         fsdp,
         replicate,

@@ -26,6 +26,7 @@ from tfpar.constraints import (
     Constraint,
     batch,
     constraints_of,
+    context_parallel,
     fsdp,
     replicate,
     shard,
@@ -62,7 +63,8 @@ def _schema(function: Callable[..., Any]) -> type[msgspec.Struct]:
 
 
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    f.__name__: f for f in (shard, replicate, fsdp, shard_output, batch, stage, keep)
+    f.__name__: f
+    for f in (shard, replicate, fsdp, context_parallel, shard_output, batch, stage, keep)
 }
 _SCHEMAS = {name: _schema(function) for name, function in _FUNCTIONS.items()}
 

@@ -18,7 +18,7 @@ import numpy as np
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.units import parse
 from tfpar.compile.local.chunks import CHUNKS
-from tfpar.constraints import Constraint
+from tfpar.constraints import Constraint, ContextParallel
 from tfpar.constraints.constraint_types import check_pattern
 from tfpar.constraints.keras_distribution import read_constraints, read_mesh
 from tfpar.constraints.stages import check_stages
@@ -123,7 +123,7 @@ class Settings:
             strict=flag("strict", options.strict),
             compression=optional(_carried_as, "compression", options.compression),
             recompute=optional(_recompute, "recompute", options.recompute),
-            attention=optional(_attention, "attention", options.attention),
+            attention=_attention("attention", options.attention, own_constraints),
             offload=optional(_offload, "offload", options.offload),
             chunks=optional(_chunks, "chunks", options.chunks),
             pipeline=optional(_pipeline, "pipeline", options.pipeline),
@@ -453,7 +453,13 @@ def _recompute(name: str, value: Any) -> bool | tuple[str, ...]:
     return patterns
 
 
-def _attention(name: str, value: Any) -> AttentionMode:
+def _attention(
+    name: str, value: Any, constraints: Sequence[Constraint]
+) -> AttentionMode | None:
+    """Read `attention`; where positions are split, attention works on blocks unless told else."""
+    if value is None:
+        splits = any(isinstance(c, ContextParallel) for c in constraints)
+        return "blockwise" if splits else None
     return check_choice(name, value, ATTENTION_MODES)
 
 

@@ -136,6 +136,7 @@ def values() -> Iterator[Call]:
     yield _call(tap.shard, pattern="a/kernel", dim=1, axis="model")
     yield _call(tap.replicate, pattern="a/kernel")
     yield _call(tap.fsdp, axis="data", pattern=".*kernel", stage=3, keep=True)
+    yield _call(tap.context_parallel, axis="data")
     yield _call(tap.shard_output, pattern="a", dim=1, axis="model")
     yield _call(tap.stage, pattern="a", index=1)
     yield Call("batch", lambda axis: tap.batch(axis), {"axis": "data"})

@@ -13,9 +13,11 @@ replicate it. A variable that no constraint matches is left to propagation.
 from tfpar.constraints.activations import resolve_outputs
 from tfpar.constraints.constraint_types import (
     Constraint,
+    ContextParallel,
     PutInStage,
     batch,
     constraints_of,
+    context_parallel,
     from_layout_map,
     fsdp,
     replicate,
@@ -38,6 +40,7 @@ from tfpar.constraints.variables import (
 __all__ = [
     "LAYOUT",
     "Constraint",
+    "ContextParallel",
     "PutInStage",
     "Resolution",
     "ShardedWeight",
@@ -45,6 +48,7 @@ __all__ = [
     "batch_axes",
     "check_axes",
     "constraints_of",
+    "context_parallel",
     "from_layout_map",
     "fsdp",
     "collect_layer_specs",

@@ -5,10 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-from tfpar.constraints.constraint_types import Constraint, LayoutOutput, OutputConstraint
+from tfpar.constraints.constraint_types import (
+    Constraint,
+    ContextParallel,
+    LayoutOutput,
+    OutputConstraint,
+)
 from tfpar.constraints.patterns import compile_pattern, matches_nothing, without_call_counts
 from tfpar.constraints.variables import Resolution, batch_axes
 from tfpar.ir.graph import Graph, Op, Tensor, is_floating
+from tfpar.ir.passes.find_attention import find_attentions
 from tfpar.ir.traits import SIZES
 from tfpar.spec import Mesh, Placement, Replicate, Shard, SpecError
 
@@ -26,11 +32,12 @@ def resolve_outputs(
 ) -> dict[str, Resolution]:
     """Resolve the spec of every tensor (by name) that some constraint on outputs matches."""
     wanted = [c for c in constraints if isinstance(c, OutputConstraint)]
-    if not wanted:
+    splits = [c for c in constraints if isinstance(c, ContextParallel)]
+    if not wanted and not splits:
         return {}
     axes = [mesh.axis(n) for n in batch_axes(constraints, mesh)]
     batch_size = next((t.shape[0] for t in graph.inputs if t.shape), None)
-    chosen: dict[Tensor, dict[int, tuple[Placement, OutputConstraint]]] = {}
+    chosen: dict[Tensor, dict[int, tuple[Placement, Constraint]]] = {}
     for constraint in wanted:
         tensors = _border_tensors(graph, constraint.pattern)
         if not tensors and must_match:
@@ -47,6 +54,12 @@ def resolve_outputs(
                         f"Tensor {tensor.name!r}: {have[1]} and {constraint} contradict each other "
                         f"along mesh axis {mesh.axis_names[axis]!r}. Narrow one of the patterns."
                     )
+    for split in splits:
+        axis = mesh.axis(split.axis)
+        # Where heads may be split along another axis, a spec of them would say that they are whole.
+        alone = all(n == 1 or a in (axis, *axes) for a, n in enumerate(mesh.shape))
+        for tensor, dim in _sequences(graph, split, mesh, alone, must_match).items():
+            chosen.setdefault(tensor, {}).setdefault(axis, (Shard(dim), split))
     found = {}
     for tensor, placed in chosen.items():
         batched = bool(batch_size) and tensor.shape and tensor.shape[0] % batch_size == 0
@@ -55,6 +68,54 @@ def resolve_outputs(
             for a in range(mesh.num_axes)
         )
         found[tensor.name] = Resolution(spec, tuple(dict.fromkeys(c for _, c in placed.values())))
+    return found
+
+
+def _sequences(
+    graph: Graph, split: ContextParallel, mesh: Mesh, within: bool, must_match: bool
+) -> dict[Tensor, int]:
+    """Find what ops compute of each input that has a position of some attention for each entry of
+    its second dim, each with its dim of positions.
+
+    Args:
+        within: the operands and results of attentions, too.
+
+    Raises:
+        SpecError: there is no such input, or their lengths are no multiple of the ranks' number.
+    """
+    attentions = find_attentions(graph)
+    lengths = {a.softmax.outputs[0].shape[-2] for a in attentions}
+    inputs = [t for t in graph.inputs if len(t.shape or ()) > 1 and t.shape[1] in lengths]
+    if not inputs and must_match:
+        found = f"attend over {sorted(lengths)} positions" if lengths else "are none that it knows"
+        shapes = ", ".join(str(list(t.shape or ())) for t in graph.inputs)
+        raise SpecError(
+            f"{split}: the model's attentions {found}, and its inputs have the shapes {shapes}. "
+            f"Some input has to have as many entries in its second dim as attention has "
+            f"positions; else split what goes into the layers, with shard_output(..., 1, "
+            f"{split.axis!r}) and attention='blockwise'."
+        )
+    parts = mesh.shape[mesh.axis(split.axis)]
+    for tensor in inputs:
+        if tensor.shape[1] % parts:
+            raise SpecError(
+                f"{split}: sequences of {tensor.shape[1]} positions cannot be cut into {parts} "
+                f"equal parts. Pad them, or use fewer ranks along {split.axis!r}."
+            )
+    readers = graph.consumers()
+    found = {
+        out: 1
+        for tensor in inputs
+        for op in readers.get(tensor, ())
+        for out in op.outputs
+        if op.type not in SIZES and tuple(out.shape or ())[:2] == tuple(tensor.shape[:2])
+    }
+    for attention in attentions if within else ():
+        rank = len(attention.softmax.outputs[0].shape)
+        for layout in (attention.q, attention.k, attention.v, attention.result):
+            at = next(d for d, of in enumerate(layout.dims) if of in (rank - 2, rank - 1))
+            if layout.tensor.shape[at] % parts == 0:
+                found[layout.tensor] = at
     return found
 
 

@@ -22,8 +22,8 @@ from tfpar.spec.arguments import (
 
 
 class Constraint:
-    """Base of all constraints; made by `shard`, `replicate`, `fsdp`, `shard_output`, `batch`,
-    `stage`."""
+    """Base of all constraints; made by `shard`, `replicate`, `fsdp`, `context_parallel`,
+    `shard_output`, `batch`, `stage`."""
 
     @property
     def named_axes(self) -> tuple[str, ...]:
@@ -248,6 +248,23 @@ class PutInStage(Constraint):
         return f"stage({written(self.pattern)}, {written(self.index)})"
 
 
+@dataclasses.dataclass(frozen=True)
+class ContextParallel(Constraint):
+    """See `context_parallel`."""
+
+    axis: str
+
+    def __post_init__(self) -> None:
+        _axis(f"{self}: axis", self.axis)
+
+    @property
+    def named_axes(self) -> tuple[str, ...]:
+        return (self.axis,)
+
+    def __str__(self) -> str:
+        return f"context_parallel({written(self.axis)})"
+
+
 def shard(pattern: str, dim: int, axis: str, stride: int | None = None) -> Constraint:
     """Split dimension `dim` of the variables that match over mesh axis `axis`.
 
@@ -288,6 +305,22 @@ def fsdp(axis: str, pattern: str = _EVERY, *, stage: int = 3, keep: bool = False
     one whose dims are all shorter than the axis stays whole.
     """
     return FullyShard(axis, pattern, stage, keep)
+
+
+def context_parallel(axis: str) -> Constraint:
+    """Split the positions of sequences over mesh axis `axis` (context parallelism).
+
+        with tap.auto_parallel(tap.split({"data": 2, "context": 4}), tap.context_parallel("context")):
+
+    Each rank has some positions of each sample, of inputs, labels and all that is computed of them.
+    Attention runs on blocks of its scores (`attention="blockwise"`, unless that is given): either
+    keys and values pass from rank to rank (ring attention; with a causal mask each rank has
+    positions from the front and from the back, so that all do as much), or positions are exchanged
+    for heads before it (Ulysses), as layers around it are split or a planner finds cheaper.
+
+    The length of sequences has to be a multiple of the number of ranks along `axis`.
+    """
+    return ContextParallel(axis)
 
 
 def shard_output(pattern: str, dim: int | None, axis: str) -> Constraint:

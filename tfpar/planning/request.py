@@ -50,7 +50,6 @@ class PlanRequest:
     compression: str | None = None
     recompute: bool | tuple[str, ...] | None = None
     offload: Offload | None = None
-    attention: AttentionMode | None = None
     pipeline: Pipeline | None = None
     budget: Budget = Budget()
     owners: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -61,6 +60,7 @@ class PlanRequest:
     limits: StageLimits = NO_LIMITS
     actor: int = 0
     num_ranks: int | None = None
+    attention: AttentionMode | None = None
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -98,6 +98,29 @@ def in_megatrons_layout(
     )
 
 
+def context_parallel(place: Place, build: Callable[[], keras.Model] = gpt, **options: Any) -> Results:
+    """Keys and values pass from rank to rank."""
+    mesh = {"context": place.size}
+    laid = [tap.context_parallel("context")]
+    return trains(place, build, tokens(16), laid, mesh, kinds={"permute"}, **options)
+
+
+def context_parallel_in_microbatches(place: Place) -> Results:
+    """They pass within the calls of a task."""
+    return context_parallel(place, pipeline=tap.Pipeline(stages=1, microbatches=2))
+
+
+@precision("float32")
+def context_parallel_compiled_by_xla(place: Place) -> Results:
+    return context_parallel(place, compiled)
+
+
+def context_and_data_parallel(place: Place) -> Results:
+    mesh = {"data": 2, "context": 2}
+    laid = [tap.context_parallel("context")]
+    return trains(place, gpt, tokens(16), laid, mesh, kinds={"permute", "all_reduce"})
+
+
 # --- two ranks ------------------------------------------------------------------------------------
 
 
@@ -374,6 +397,9 @@ ON_TWO: list[Case] = [
     fully_sharded,
     fully_sharded_in_microbatches,
     fully_sharded_and_compiled_by_xla,
+    context_parallel,
+    context_parallel_in_microbatches,
+    context_parallel_compiled_by_xla,
     experts_by_all_to_all,
     searched_gpt,
     searched_convnet,
@@ -390,5 +416,7 @@ ON_FOUR: list[Case] = [
     two_dimensional_tensor_parallel,
     two_dimensional_tensor_parallel_t5,
     experts_by_all_to_all,
+    context_parallel_in_microbatches,
+    context_and_data_parallel,
     searched_mlp,
 ]

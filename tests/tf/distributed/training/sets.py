@@ -33,7 +33,7 @@ SAME_AS_ONE: dict[str, list[Case]] = {
         *distributions.CASES,
     ],
     "four": [*layouts.ON_FOUR, *pipelines.ON_FOUR],
-    "four_with_tensorflow": pipelines.WITH_TENSORFLOW,
+    "four_with_tensorflow": [*pipelines.WITH_TENSORFLOW, layouts.context_and_data_parallel],
     "tried": tried.CASES,
     "monitored": monitored.CASES,
 }
@@ -48,6 +48,7 @@ BY_DAY: dict[str, list[Case]] = {
     "two": [
         layouts.data_parallel_in_unequal_shares,  # reduced by their sizes, and gathered
         layouts.fully_sharded_in_microbatches,  # reduce-scatter and all-gather
+        layouts.context_parallel_in_microbatches,  # each rank sends to the next
         layouts.experts_by_all_to_all,
         layouts.compressed_as_fp16,
         data.datasets_shuffled_under_a_seed,
@@ -66,6 +67,7 @@ BY_DAY: dict[str, list[Case]] = {
     ],
     "four": [
         layouts.two_dimensional_tensor_parallel,  # groups of two, across each other
+        layouts.context_and_data_parallel,
         pipelines.virtual_stages,  # sends both ways, and two stages a set of ranks
         pipelines.unlike_stages_of_ranks_of_unequal_speed,  # parts of unlike shapes to several
         drifts.another_slot,
@@ -74,6 +76,7 @@ BY_DAY: dict[str, list[Case]] = {
         pipelines.stages_and_data_parallelism,
         pipelines.data_read_in_parts_by_stages,
         pipelines.models_saved_in_stages,
+        layouts.context_and_data_parallel,
     ],
     "tried": [tried.a_trial_fails_on_one_rank, tried.the_slowest_rank_decides],
     "monitored": monitored.CASES,
