@@ -165,6 +165,8 @@ def bounds(tree: Expression, rows: Range, columns: Range) -> Range:
         return tuple(tree.offset + sum(e[i] for e in ends) for i in (0, 1))  # type: ignore[return-value]
     if isinstance(tree, Variable):
         return -SCORE_LIMIT, SCORE_LIMIT
+    if isinstance(tree, Table):
+        return _bounds_of_table(tree.values, rows, columns)
     if isinstance(tree, Apply):
         found = [bounds(each, rows, columns) for each in tree.inputs]
         known = _BOUNDS.get(tree.type)
@@ -173,6 +175,20 @@ def bounds(tree: Expression, rows: Range, columns: Range) -> Range:
     if tree.dtype == "bool":
         return 0.0, 1.0
     return -np.inf, np.inf
+
+
+def _bounds_of_table(values: np.ndarray, rows: Range, columns: Range) -> Range:
+    values = values.reshape(-1, *values.shape[-2:]).astype(float)
+    ends = np.broadcast_arrays(*rows, *columns)
+    whole = [n == 1 for n in values.shape[1:]]
+    found = []
+    for first, last, left, right in zip(*(e.ravel() for e in ends), strict=True):
+        block = values[:, slice(None) if whole[0] else slice(first, last + 1)]
+        block = block[:, :, slice(None) if whole[1] else slice(left, right + 1)]
+        found.append((block.min(), block.max()))
+    shape = ends[0].shape
+    least, most = zip(*found, strict=True)
+    return np.reshape(least, shape), np.reshape(most, shape)
 
 
 def _scaled(factor: int, ends: Range) -> Range:

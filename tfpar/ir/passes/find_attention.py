@@ -439,13 +439,23 @@ class _Finder:
             return self.names[tensor]
         op = tensor.op
         constant = self.constants.value(tensor)
-        if constant is not None:
-            return self._constant(constant, dims, tensor.dtype)
+        if constant is not None and (constant == constant.flat[0]).all():
+            return Number(constant.flat[0].item(), tensor.dtype)
         known = self._positional(op, dims)
         if known is not None:
             return known
+        if constant is not None:
+            try:
+                return self._made_of(tensor, dims)  # which says more of blocks
+            except _NotAttentionError:
+                return Table(_placed(constant, dims, self.rank), tensor.dtype)
         if not (self.row in dims and self.column in dims) and not self._reads_names(tensor):
             return self._operand(Layout(tensor, dims))
+        return self._made_of(tensor, dims)
+
+    def _made_of(self, tensor: Tensor, dims: Dims) -> Expression:
+        """What the entries of a tensor are computed of."""
+        op = tensor.op
         made = [self._tree(t, own) for t, own in self._inputs(op, dims)]
         if op.type not in ELEMENTWISE or op.type == "BroadcastTo":
             return made[0]
@@ -455,11 +465,6 @@ class _Finder:
     def _reads_names(self, tensor: Tensor) -> bool:
         """Whether a tensor, without rows or columns, is made of what is not an operand."""
         return tensor.dtype in ("resource", "variant") or not tensor.is_static
-
-    def _constant(self, value: np.ndarray, dims: Dims, dtype: str) -> Expression:
-        if value.size == 1 or (value == value.flat[0]).all():
-            return Number(value.flat[0].item(), dtype)
-        return Table(_placed(value, dims, self.rank), dtype)
 
     def _operand(self, layout: Layout) -> Operand:
         if layout not in self.operands:

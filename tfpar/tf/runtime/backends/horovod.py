@@ -133,7 +133,9 @@ class HorovodTransport:
         return f"{channel.name}:output:0"
 
     def _broadcast(self, writer: FunctionWriter, channel: Channel, edge: str, dtype: str) -> None:
-        attrs = {"T": DType(dtype), "root_rank": channel.source}
+        # What else is sent of the same tensor looks the same to TensorFlow, which would merge both;
+        # the ranks that receive have two all the same.
+        attrs = {"T": DType(dtype), "root_rank": channel.source, "_tfpar_channel": channel.name}
         self._emit(writer, channel.name, "HorovodBroadcast", [edge], attrs, channel[:2])
 
     def _emit(
