@@ -169,6 +169,8 @@ def bounds(tree: Expression, rows: Range, columns: Range) -> Range:
         return _bounds_of_table(tree.values, rows, columns)
     if isinstance(tree, Apply):
         found = [bounds(each, rows, columns) for each in tree.inputs]
+        if tree.type == "Cast":
+            return _cast(found[0], tree.dtype)
         known = _BOUNDS.get(tree.type)
         if known is not None:
             return known(*found)
@@ -198,6 +200,15 @@ def _scaled(factor: int, ends: Range) -> Range:
     )
 
 
+def _cast(ends: Range, dtype: str) -> Range:
+    least, most = ends
+    if dtype == "bool":  # whether it is not 0
+        return (np.greater(least, 0) | np.less(most, 0)), (np.not_equal(least, 0) | np.not_equal(most, 0))
+    if "int" in dtype:
+        return np.trunc(least), np.trunc(most)
+    return ends
+
+
 def _select(condition: Range, yes: Range, no: Range) -> Range:
     least = np.where(condition[0], yes[0], np.where(condition[1], np.minimum(yes[0], no[0]), no[0]))
     most = np.where(condition[0], yes[1], np.where(condition[1], np.maximum(yes[1], no[1]), no[1]))
@@ -211,7 +222,6 @@ def _product(a: Range, b: Range) -> Range:
 
 
 _BOUNDS: Mapping[str, Any] = {
-    "Cast": lambda a: a,
     "Identity": lambda a: a,
     "AddV2": lambda a, b: (a[0] + b[0], a[1] + b[1]),
     "Add": lambda a, b: (a[0] + b[0], a[1] + b[1]),
