@@ -453,9 +453,7 @@ def _recompute(name: str, value: Any) -> bool | tuple[str, ...]:
     return patterns
 
 
-def _attention(
-    name: str, value: Any, constraints: Sequence[Constraint]
-) -> AttentionMode | None:
+def _attention(name: str, value: Any, constraints: Sequence[Constraint]) -> AttentionMode | None:
     """Read `attention`; where positions are split, attention works on blocks unless told else."""
     if value is None:
         splits = any(isinstance(c, ContextParallel) for c in constraints)

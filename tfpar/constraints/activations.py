@@ -103,7 +103,7 @@ def _sequences(
                 f"equal parts. Pad them, or use fewer ranks along {split.axis!r}."
             )
     readers = graph.consumers()
-    found = {
+    made = {
         out: 1
         for tensor in inputs
         for op in readers.get(tensor, ())
@@ -115,8 +115,8 @@ def _sequences(
         for layout in (attention.q, attention.k, attention.v, attention.result):
             at = next(d for d, of in enumerate(layout.dims) if of in (rank - 2, rank - 1))
             if layout.tensor.shape[at] % parts == 0:
-                found[layout.tensor] = at
-    return found
+                made[layout.tensor] = at
+    return made
 
 
 def _is_forward(op: Op) -> bool:

@@ -310,7 +310,8 @@ def fsdp(axis: str, pattern: str = _EVERY, *, stage: int = 3, keep: bool = False
 def context_parallel(axis: str) -> Constraint:
     """Split the positions of sequences over mesh axis `axis` (context parallelism).
 
-        with tap.auto_parallel(tap.split({"data": 2, "context": 4}), tap.context_parallel("context")):
+        mesh = tap.split({"data": 2, "context": 4})
+        with tap.auto_parallel(mesh, tap.context_parallel("context")):
 
     Each rank has some positions of each sample, of inputs, labels and all that is computed of them.
     Attention runs on blocks of its scores (`attention="blockwise"`, unless that is given): either

@@ -104,9 +104,7 @@ def transfer_seconds(pairs: Iterable[tuple[int, int]], num_bytes: float, cluster
 
 def _neighbours(axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> Line:
     """Transfers in which each rank of a group sends to the one before it, all at once."""
-    pairs = [
-        (rank, group[at - 1]) for group in mesh.groups(axes) for at, rank in enumerate(group)
-    ]
+    pairs = [(rank, group[at - 1]) for group in mesh.groups(axes) for at, rank in enumerate(group)]
     link = transfer_link(cluster, tuple(sorted((a, b) for a, b in pairs if a != b)))
     return link.latency_s, 1.0 / link.bandwidth
 

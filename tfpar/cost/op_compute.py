@@ -113,8 +113,9 @@ def _attention(op: Op, with_q: int, with_v: int) -> float:
     *batch, rows, features = q.shape
     columns = k.shape[-2]
     causal = rows == columns and is_causal(op.attrs[TREES].scores, rows)
-    scores = math.prod(batch) * rows * columns * (0.5 if causal else 1.0)
-    return 2.0 * scores * (with_q * features + with_v * v.shape[-1])
+    scores: float = math.prod(batch) * rows * columns * (0.5 if causal else 1.0)
+    multiplied: int = with_q * features + with_v * v.shape[-1]
+    return 2.0 * scores * multiplied
 
 
 def functions(op: Op) -> float:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -52,7 +52,7 @@ class Variable:
 
 @dataclasses.dataclass(frozen=True)
 class Operand:
-    """An input of the op, with as many dims as the scores and one entry for all rows or columns.
+    """An input of the op, with as many dims as the scores; of size 1 where entries are the same.
 
     Attributes:
         index: among the operands of masks.
@@ -131,14 +131,6 @@ class Trees(NamedTuple):
     scores_gradient: Expression | None = None
 
 
-def walk(tree: Expression) -> Iterator[Expression]:
-    """Yield `tree`, and all that it is made of."""
-    yield tree
-    if isinstance(tree, Apply):
-        for each in tree.inputs:
-            yield from walk(each)
-
-
 # --- bounds -------------------------------------------------------------------------------------
 
 Range = tuple[Any, Any]
@@ -161,8 +153,8 @@ def bounds(tree: Expression, rows: Range, columns: Range) -> Range:
         value = float(tree.value)
         return value, value
     if isinstance(tree, Position):
-        ends = [_scaled(tree.row, rows), _scaled(tree.column, columns)]
-        return tuple(tree.offset + sum(e[i] for e in ends) for i in (0, 1))  # type: ignore[return-value]
+        (first, last), (left, right) = _scaled(tree.row, rows), _scaled(tree.column, columns)
+        return tree.offset + first + left, tree.offset + last + right
     if isinstance(tree, Variable):
         return -SCORE_LIMIT, SCORE_LIMIT
     if isinstance(tree, Table):
@@ -171,9 +163,8 @@ def bounds(tree: Expression, rows: Range, columns: Range) -> Range:
         found = [bounds(each, rows, columns) for each in tree.inputs]
         if tree.type == "Cast":
             return _cast(found[0], tree.dtype)
-        known = _BOUNDS.get(tree.type)
-        if known is not None:
-            return known(*found)
+        if tree.type in _BOUNDS:
+            return _BOUNDS[tree.type](*found)
     if tree.dtype == "bool":
         return 0.0, 1.0
     return -np.inf, np.inf
@@ -194,16 +185,22 @@ def _bounds_of_table(values: np.ndarray, rows: Range, columns: Range) -> Range:
 
 
 def _scaled(factor: int, ends: Range) -> Range:
-    return (factor * ends[0], factor * ends[1]) if factor >= 0 else (
-        factor * ends[1],
-        factor * ends[0],
+    return (
+        (factor * ends[0], factor * ends[1])
+        if factor >= 0
+        else (
+            factor * ends[1],
+            factor * ends[0],
+        )
     )
 
 
 def _cast(ends: Range, dtype: str) -> Range:
     least, most = ends
     if dtype == "bool":  # whether it is not 0
-        return (np.greater(least, 0) | np.less(most, 0)), (np.not_equal(least, 0) | np.not_equal(most, 0))
+        return (np.greater(least, 0) | np.less(most, 0)), (
+            np.not_equal(least, 0) | np.not_equal(most, 0)
+        )
     if "int" in dtype:
         return np.trunc(least), np.trunc(most)
     return ends
@@ -221,7 +218,7 @@ def _product(a: Range, b: Range) -> Range:
     return np.minimum.reduce(ends), np.maximum.reduce(ends)
 
 
-_BOUNDS: Mapping[str, Any] = {
+_BOUNDS: Mapping[str, Callable[..., Range]] = {
     "Identity": lambda a: a,
     "AddV2": lambda a, b: (a[0] + b[0], a[1] + b[1]),
     "Add": lambda a, b: (a[0] + b[0], a[1] + b[1]),
@@ -271,15 +268,3 @@ def simplified(tree: Expression, rows: Range, columns: Range) -> Expression:
             return simplified(tree.inputs[2], rows, columns)
     inputs = tuple(simplified(each, rows, columns) for each in tree.inputs)
     return dataclasses.replace(tree, inputs=inputs)
-
-
-def operands(trees: Sequence[Expression | None]) -> list[int]:
-    """List the indices of the operands that trees read."""
-    found = {
-        each.index
-        for tree in trees
-        if tree is not None
-        for each in walk(tree)
-        if isinstance(each, Operand)
-    }
-    return sorted(found)

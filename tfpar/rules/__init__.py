@@ -5,7 +5,7 @@ Importing this package registers every rule; one module per op family.
 
 from tfpar.rules import (
     attention,
-    attention_blocks,
+    attention_chunks,
     block_sums,
     convolution,
     diagonals,
@@ -46,7 +46,7 @@ from tfpar.rules.rule import PLAIN, SAME, OpRule, find_relabelled_inputs, make_r
 
 FAMILIES = (
     attention,
-    attention_blocks,
+    attention_chunks,
     block_sums,
     convolution,
     diagonals,

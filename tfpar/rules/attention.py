@@ -63,8 +63,8 @@ class _Notation:
     """
 
     def __init__(self, q: Tensor, k: Tensor) -> None:
-        *self._batch, rows, _ = q.shape
-        columns = k.shape[-2]
+        self._num_batch_dims = len(q.shape) - 2
+        rows, columns = q.shape[-2], k.shape[-2]
         self.shared = "x" if rows == columns else ""
         self._row, self._column = (self.shared or name for name in ("t", "s"))
 
@@ -76,11 +76,12 @@ class _Notation:
 
     def operand(self, tensor: Tensor) -> str:
         *_, rows, columns = tensor.shape
-        last = (self._row if rows > 1 else ".", self._column if columns > 1 else ".")
+        # Of a mask with both, a rank has all columns of its rows.
+        last = self._row if rows > 1 else ".", self._column if rows == 1 < columns else "."
         return " ".join([*self._batch_names(), *last])
 
     def _batch_names(self) -> Sequence[str]:
-        return [f"b{d}" for d in range(len(self._batch))]
+        return [f"b{d}" for d in range(self._num_batch_dims)]
 
     def _named(self, batch: Sequence[str], positions: str) -> str:
         return " ".join([*batch, positions, "."])

@@ -39,34 +39,22 @@ from tfpar.ir.attention import (
     SCORES,
     TREES,
     WEIGHTS,
-    Apply,
     Expression,
-    Number,
-    Operand,
-    Position,
-    Table,
     Trees,
-    Variable,
     is_causal,
     is_hidden,
     simplified,
 )
 from tfpar.ir.builder import GraphBuilder, numpy_dtype
-from tfpar.ir.constants import Constants
 from tfpar.ir.graph import DType, Graph, Op, Tensor
-from tfpar.rules.local import LocalOp
+from tfpar.rules.attention_chunks import PERMUTATION, Block, Chunk, Entries
 from tfpar.rules.pseudo import begin_decomposition
-from tfpar.rules.registry import rule
-from tfpar.rules.rule import OpRule, make_rule
 
 LONGEST = 4096
 """The positions of a chunk from which it is cut in two (empirical: a block of float32 is 64 MB)."""
 
 MOST_CHUNKS = 16
 """The number of chunks of all positions above which none is cut in two: blocks are written out."""
-
-PERMUTATION = "TfparPermutation"
-"""Op type: blocks of the third last dim change places."""
 
 
 def expand_attention(op: Op, parts: int) -> Graph:
@@ -143,27 +131,6 @@ def expand_gradient(op: Op, parts: int) -> Graph:
     return build.graph
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Chunk:
-    """Some positions of every part, as rows or as columns.
-
-    Attributes:
-        tensors: what there is of them, (*batch, parts, length, features) each.
-        operands: of masks, by index: one entry for each position, or for all.
-        starts: the first position, by part.
-        length: the number of positions.
-    """
-
-    tensors: tuple[Tensor, ...]
-    operands: Mapping[int, Tensor]
-    starts: np.ndarray
-    length: int
-
-    def ends(self) -> tuple[np.ndarray, np.ndarray]:
-        """The first and the last position, by part."""
-        return self.starts, self.starts + self.length - 1
-
-
 class _Place(NamedTuple):
     """Rows and columns that a block is of.
 
@@ -179,17 +146,9 @@ class _Place(NamedTuple):
 class _Pair(NamedTuple):
     """Rows and columns of a block, which may differ from part to part."""
 
-    rows: _Chunk
-    columns: _Chunk
+    rows: Chunk
+    columns: Chunk
     places: list[_Place]
-
-
-class _Block(NamedTuple):
-    """A block of scores, and the trees of its entries."""
-
-    rows: _Chunk
-    columns: _Chunk
-    trees: Trees
 
 
 class _Seen(NamedTuple):
@@ -212,9 +171,7 @@ class _Gradients(NamedTuple):
 class _Ring:
     """Writer of an attention whose positions are in parts."""
 
-    def __init__(
-        self, build: GraphBuilder, trees: Trees, q: Tensor, k: Tensor, parts: int
-    ) -> None:
+    def __init__(self, build: GraphBuilder, trees: Trees, q: Tensor, k: Tensor, parts: int) -> None:
         self.build, self.trees, self.parts = build, trees, parts
         self._lengths = q.shape[-2], k.shape[-2]
         shared = self._lengths[0] == self._lengths[1]
@@ -232,23 +189,23 @@ class _Ring:
 
     # --- parts and chunks -------------------------------------------------------------------
 
-    def rows(self, tensors: Sequence[Tensor], operands: Sequence[Tensor]) -> list[_Chunk]:
+    def rows(self, tensors: Sequence[Tensor], operands: Sequence[Tensor]) -> list[Chunk]:
         """Rows, in chunks."""
-        found = {i: t for i, t in enumerate(operands) if t.shape[-1] == 1}
+        found = {i: t for i, t in enumerate(operands) if t.shape[-1] == 1 or t.shape[-2] > 1}
         return self._chunks(tensors, found, self._lengths[0])
 
-    def columns(self, tensors: Sequence[Tensor], operands: Sequence[Tensor]) -> list[_Chunk]:
+    def columns(self, tensors: Sequence[Tensor], operands: Sequence[Tensor]) -> list[Chunk]:
         """Columns, in chunks, as they are in the first turn."""
         found = {
             i: self.build.reshape(t, (*t.shape[:-2], t.shape[-1], 1))
             for i, t in enumerate(operands)
-            if t.shape[-1] > 1
+            if t.shape[-2] == 1 < t.shape[-1]
         }
         return self._chunks(tensors, found, self._lengths[1])
 
     def _chunks(
         self, tensors: Sequence[Tensor], operands: Mapping[int, Tensor], length: int
-    ) -> list[_Chunk]:
+    ) -> list[Chunk]:
         cut = [self._cut(t) for t in tensors]
         of_operands = {
             i: self._cut(t) if t.shape[-2] > 1 else [self._unparted(t)] * self.chunks
@@ -256,7 +213,7 @@ class _Ring:
         }
         each = length // (self.parts * self.chunks)
         return [
-            _Chunk(
+            Chunk(
                 tuple(pieces[i] for pieces in cut),
                 {index: pieces[i] for index, pieces in of_operands.items()},
                 self._starts(i, each),
@@ -295,18 +252,16 @@ class _Ring:
 
     def _halved(self, x: Tensor) -> list[Tensor]:
         """(*batch, parts, positions, features) as the chunks of one of its two halves."""
-        count, (*batch, length, features) = self.chunks // 2, x.shape
-        each = length // count
-        return [self._slice(x, len(batch), i * each, each) for i in range(count)]
+        count, dim = self.chunks // 2, len(x.shape) - 2
+        each = x.shape[dim] // count
+        return [self._slice(x, dim, i * each, each) for i in range(count)]
 
     def _pieces(self, x: Tensor, parts: int, count: int) -> list[Tensor]:
         build, (*batch, length, features) = self.build, x.shape
         each = length // parts // count
         view = build.reshape(x, (*batch, parts, count, each, features))
         shape = (*batch, parts, each, features)
-        return [
-            build.reshape(self._slice(view, len(batch) + 1, i, 1), shape) for i in range(count)
-        ]
+        return [build.reshape(self._slice(view, len(batch) + 1, i, 1), shape) for i in range(count)]
 
     def _slice(self, x: Tensor, dim: int, begin: int, size: int) -> Tensor:
         begins, sizes = [0] * len(x.shape), list(x.shape)
@@ -341,7 +296,7 @@ class _Ring:
         """Have each part get what the next one has."""
         return self._permuted(x, [(p - 1) % self.parts for p in range(self.parts)], ahead=True)
 
-    def moved_on(self, chunk: _Chunk) -> _Chunk:
+    def moved_on(self, chunk: Chunk) -> Chunk:
         """Columns of the next turn."""
         return dataclasses.replace(
             chunk,
@@ -365,9 +320,7 @@ class _Ring:
 
     # --- blocks -----------------------------------------------------------------------------
 
-    def pairs(
-        self, rows: Sequence[_Chunk], columns: Sequence[_Chunk], turn: int
-    ) -> list[_Pair]:
+    def pairs(self, rows: Sequence[Chunk], columns: Sequence[Chunk], turn: int) -> list[_Pair]:
         """The blocks of a turn. Those that no part needs are left out; of two that no part needs
         both, parts select one."""
         found: list[_Pair] = []
@@ -394,20 +347,20 @@ class _Ring:
             found.append(pair._replace(places=places))
         return found
 
-    def _seen_by(self, rows: _Chunk, columns: _Chunk) -> np.ndarray:
+    def _seen_by(self, rows: Chunk, columns: Chunk) -> np.ndarray:
         """By part, whether some row sees some column."""
         if not self._causal:
             return np.ones(self.parts, bool)
         hidden = is_hidden(self.trees.scores, rows.ends(), columns.ends())
         return ~np.broadcast_to(np.asarray(hidden, bool), (self.parts,))
 
-    def _either(self, first: np.ndarray, one: _Chunk, other: _Chunk) -> _Chunk:
+    def _either(self, first: np.ndarray, one: Chunk, other: Chunk) -> Chunk:
         """By part, one chunk or the other."""
         if one is other:
             return one
         flags = self._flags(first)
         select = self.build.select
-        return _Chunk(
+        return Chunk(
             tuple(select(flags, a, b) for a, b in zip(one.tensors, other.tensors, strict=True)),
             {
                 i: t if t is other.operands[i] else select(flags, t, other.operands[i])
@@ -417,13 +370,21 @@ class _Ring:
             one.length,
         )
 
-    def block(self, pair: _Pair) -> _Block:
+    def block(self, pair: _Pair) -> Block:
         """The block of a pair, without choices that all of its entries make alike."""
         ends = pair.rows.ends(), pair.columns.ends()
-        trees = Trees(*(t and simplified(t, *ends) for t in self.trees))
-        return _Block(pair.rows, pair.columns, trees)
+        scores, weights, *gradients = self.trees
+        return Block(
+            pair.rows,
+            pair.columns,
+            Trees(
+                simplified(scores, *ends),
+                simplified(weights, *ends),
+                *(None if tree is None else simplified(tree, *ends) for tree in gradients),
+            ),
+        )
 
-    def scores(self, block: _Block) -> Tensor:
+    def scores(self, block: Block) -> Tensor:
         """The product of q and k, computed when the block before is done."""
         made = self._product(block.rows.tensors[0], block.columns.tensors[0], adj_y=True)
         made.op.control += self._awaited
@@ -434,9 +395,7 @@ class _Ring:
         tensors = [m.values if isinstance(m, _Seen) else m for m in made]
         self._awaited = list(dict.fromkeys(t.op for t in tensors if isinstance(t, Tensor)))
 
-    def _product(
-        self, x: Tensor, y: Tensor, adj_x: bool = False, adj_y: bool = False
-    ) -> Tensor:
+    def _product(self, x: Tensor, y: Tensor, adj_x: bool = False, adj_y: bool = False) -> Tensor:
         rows = x.shape[-1] if adj_x else x.shape[-2]
         columns = y.shape[-2] if adj_y else y.shape[-1]
         attrs = {
@@ -449,7 +408,7 @@ class _Ring:
         shape = (*x.shape[:-2], rows, columns)
         return self.build.one("BatchMatMulV2", (x, y), shape, x.dtype, attrs)
 
-    def seen(self, block: _Block, scores: Tensor, dtype: str) -> _Seen:
+    def seen(self, block: Block, scores: Tensor, dtype: str) -> _Seen:
         """What rows see in one block."""
         build = self.build
         logits = self._entries(block, block.trees.scores, {SCORES: scores})
@@ -489,7 +448,7 @@ class _Ring:
         )
         return _Seen(largest, total, values)
 
-    def gradients(self, block: _Block, dtype: str) -> _Gradients:
+    def gradients(self, block: Block, dtype: str) -> _Gradients:
         """Gradients of the operands of a block."""
         build, trees = self.build, block.trees
         q, largest, total, gradient, mean = block.rows.tensors
@@ -518,12 +477,10 @@ class _Ring:
 
     # --- entries ----------------------------------------------------------------------------
 
-    def _entries(
-        self, block: _Block, tree: Expression, variables: Mapping[str, Tensor]
-    ) -> Tensor:
+    def _entries(self, block: Block, tree: Expression, variables: Mapping[str, Tensor]) -> Tensor:
         """The entries of a block that `tree` says."""
         shape = next(iter(variables.values())).shape
-        found = _Entries(self.build, block, variables).of(tree)
+        found = Entries(self.build, block, variables).of(tree)
         if found.shape == shape:
             return found
         attrs = {"T": DType(found.dtype), "Tidx": DType("int32")}
@@ -541,93 +498,3 @@ def _can_halve(length: int, parts: int, chunks: int) -> bool:
 def _zigzag(chunk: int, parts: int) -> int:
     """The part that has a chunk of `2 * parts`."""
     return min(chunk, 2 * parts - 1 - chunk)
-
-
-class _Entries:
-    """Writer of the entries of one block."""
-
-    def __init__(
-        self, build: GraphBuilder, block: _Block, variables: Mapping[str, Tensor]
-    ) -> None:
-        self._build, self._block, self._variables = build, block, variables
-
-    def of(self, tree: Expression) -> Tensor:
-        """Return what `tree` says."""
-        match tree:
-            case Variable(name):
-                return self._variables[name]
-            case Operand(index):
-                return self._operand(index)
-            case Number(value, dtype):
-                return self._build.const(value, dtype)
-            case Position():
-                return self._position(tree)
-            case Table(values, dtype):
-                return self._build.const(self._of_table(values), dtype)
-            case Apply(kind, inputs, attrs, dtype):
-                operands = [self.of(each) for each in inputs]
-                shapes = [o.shape for o in operands if o.shape]
-                shape = np.broadcast_shapes(*shapes) if shapes else ()
-                return self._build.one(kind, operands, shape, dtype, dict(attrs))
-        raise AssertionError(tree)
-
-    def _operand(self, index: int) -> Tensor:
-        if index in self._block.rows.operands:
-            return self._block.rows.operands[index]
-        column = self._block.columns.operands[index]
-        return self._build.reshape(column, (*column.shape[:-2], 1, column.shape[-2]))
-
-    def _position(self, position: Position) -> Tensor:
-        dtype = numpy_dtype(position.dtype)
-        found: Tensor | None = None
-        for factor, chunk, own in (
-            (position.row, self._block.rows, (-1, 1)),
-            (position.column, self._block.columns, (1, -1)),
-        ):
-            if factor:
-                at = chunk.starts[:, None] + np.arange(chunk.length)
-                offset = position.offset if found is None else 0
-                values = (factor * at + offset).astype(dtype)
-                made = self._build.const(values.reshape(len(at), *own), position.dtype)
-                found = made if found is None else self._build.binary("AddV2", found, made)
-        return self._build.const(position.offset, position.dtype) if found is None else found
-
-    def _of_table(self, values: np.ndarray) -> np.ndarray:
-        def along(chunk: _Chunk, part: int, length: int) -> slice:
-            start = int(chunk.starts[part])
-            return slice(None) if length == 1 else slice(start, start + chunk.length)
-
-        *_, rows, columns = values.shape
-        made = [
-            values[
-                ...,
-                along(self._block.rows, part, rows),
-                along(self._block.columns, part, columns),
-            ]
-            for part in range(len(self._block.rows.starts))
-        ]
-        return np.stack(made, axis=-3)
-
-
-# --- blocks that change places --------------------------------------------------------------
-
-
-@rule(PERMUTATION)
-def _permutation(op: Op, constants: Constants) -> OpRule:
-    rank = len(op.inputs[0].shape)
-    names = [f"d{d}" for d in range(rank)]
-    names[rank - 3] = "parts"
-    side = " ".join(names)
-    return make_rule(
-        op, f"{side} -> {side}", monotone=(0,), lower=_lower_permutation, pseudo=True, permutes="parts"
-    )
-
-
-def _lower_permutation(local: LocalOp) -> list[Tensor]:
-    (x,), targets = local.inputs, local.op.attrs["targets"]
-    axes = local.axes("parts")
-    if not axes:
-        sources = [targets.index(p) for p in range(len(targets))]
-        return [local.build.take(x, local.build.const(np.array(sources, np.int32)), len(x.shape) - 3)]
-    attrs = {"axes": axes, "targets": targets}
-    return [local.build.one("Permute", (x,), x.shape, x.dtype, attrs)]

@@ -43,9 +43,7 @@ class Channel(NamedTuple):
         return f"transfer/{self.source}_to_{self.target}/{self.key}"
 
 
-def permuted_channels(
-    op: Op, group: Sequence[int]
-) -> list[tuple[Channel | None, Channel | None]]:
+def permuted_channels(op: Op, group: Sequence[int]) -> list[tuple[Channel | None, Channel | None]]:
     """Return, by place in a group of ranks of the job, the channels in which a `Permute` has a rank
     send and receive; None for a rank that keeps what it has."""
     targets = op.attrs["targets"]

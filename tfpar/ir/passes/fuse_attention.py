@@ -11,14 +11,15 @@ Nothing of the scores is kept from the forward to the backward pass, which compu
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from tfpar.ir.attention import ATTENTION, ATTENTION_GRADIENT, TREES
 from tfpar.ir.builder import GraphBuilder
 from tfpar.ir.graph import Graph, Op, Tensor
 from tfpar.ir.order import sort_topologically
+from tfpar.ir.passes.attention_entries import Layout
 from tfpar.ir.passes.copy import copy_graph
-from tfpar.ir.passes.find_attention import FEATURES, Attention, Layout, find_attentions
+from tfpar.ir.passes.find_attention import FEATURES, Attention, find_attentions
 
 _BACKWARD_SCOPE = "gradient_tape/"
 
@@ -36,14 +37,14 @@ def fuse_attention(graph: Graph) -> Graph:
     return made
 
 
-def _copied(attention: Attention, copy: object) -> Attention:
+def _copied(attention: Attention, copy: Callable[[Tensor], Tensor]) -> Attention:
     def of(layout: Layout) -> Layout:
-        return Layout(copy(layout.tensor), layout.dims)  # type: ignore[operator]
+        return Layout(copy(layout.tensor), layout.dims)
 
     gradient = attention.gradient
     return dataclasses.replace(
         attention,
-        softmax=copy(attention.softmax.outputs[0]).op,  # type: ignore[operator]
+        softmax=copy(attention.softmax.outputs[0]).op,
         q=of(attention.q),
         k=of(attention.k),
         v=of(attention.v),

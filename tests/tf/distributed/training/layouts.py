@@ -98,7 +98,9 @@ def in_megatrons_layout(
     )
 
 
-def context_parallel(place: Place, build: Callable[[], keras.Model] = gpt, **options: Any) -> Results:
+def context_parallel(
+    place: Place, build: Callable[[], keras.Model] = gpt, **options: Any
+) -> Results:
     """Keys and values pass from rank to rank."""
     mesh = {"context": place.size}
     laid = [tap.context_parallel("context")]
