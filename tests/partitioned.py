@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import tensorflow as tf
@@ -24,6 +24,7 @@ from tfpar.compile.local import (
     build_uneven_program,
     pack_collectives,
 )
+from tfpar.ir import Graph
 from tfpar.propagation import (
     Anchors,
     OpPlan,
@@ -36,6 +37,8 @@ from tfpar.propagation import (
 from tfpar.spec import Mesh, Partial, Replicate, Shard, UnevenMesh, format_spec, replicated_spec
 from tfpar.tf.interop import convert_func_graph
 from tfpar.tf.runtime import InProcessProgram
+
+Change = Callable[[Graph], Graph]
 
 SEEN_TYPES: set[str] = set()
 """Op types that ran under a rule in this session, and (SPLIT_TYPES) that ran split."""
@@ -90,12 +93,13 @@ class Traced:
     expected: list[np.ndarray]
 
     @classmethod
-    def of(cls, function, args) -> Traced:
+    def of(cls, function, args, change: Change = lambda graph: graph) -> Traced:
+        """Args: change: a pass over the graph before it is laid out."""
         args = [np.asarray(a) for a in args]
         concrete = trace(function, args)
         with without_graph_optimizers():
             outputs = tf.nest.flatten(concrete(*map(tf.constant, args)))
-        prepared = prepare(convert_func_graph(concrete.graph))
+        prepared = prepare(change(convert_func_graph(concrete.graph)))
         return cls(args, prepared, [t.numpy() for t in outputs])
 
     def run(self, specs, mesh: Mesh, ops: Mapping[str, OpPlan] | None = None) -> Run:
@@ -158,6 +162,7 @@ OP_TYPES = {
     "reduce_scatter": "ReduceScatter",
     "all_to_all": "AllToAll",
     "broadcast": "Broadcast",
+    "permute": "Permute",
 }
 
 
@@ -194,7 +199,18 @@ def random_spec(rng: random.Random, value: np.ndarray, mesh: Mesh, partial: bool
     return tuple(spec)
 
 
-def sweep(function, args, *, trials=8, seed=0, meshes=MESHES, partial=True, rtol=2e-5, atol=2e-5):
+def sweep(
+    function,
+    args,
+    *,
+    trials=8,
+    seed=0,
+    meshes=MESHES,
+    partial=True,
+    rtol=2e-5,
+    atol=2e-5,
+    change: Change = lambda graph: graph,
+):
     """Check `function` under `trials` random layouts of its arguments on each mesh.
 
     The first layouts are systematic: each single dim of each argument alone. But at night, when
@@ -203,7 +219,7 @@ def sweep(function, args, *, trials=8, seed=0, meshes=MESHES, partial=True, rtol
     axis alike. Returns the runs.
     """
     rng = random.Random(seed)
-    traced = Traced.of(function, args)
+    traced = Traced.of(function, args, change)
     args = traced.args
     runs = []
     widest = max((m.size for m in meshes if m.num_axes == 1), default=0)

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypedDict, TypeVar
 
 from tfpar.cluster.description import Cluster
-from tfpar.ir.attention import AttentionMode
 from tfpar.pipeline import Pipeline
 from tfpar.planning.objective import ObjectiveName, Trials
 from tfpar.planning.problem import Planner
 from tfpar.plans import Offload, Plan
+from tfpar.plans.attention import AttentionMode
 from tfpar.settings import ConstraintsLike, MeshLike, Settings
 from tfpar.spec.arguments import argument_error
 

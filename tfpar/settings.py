@@ -22,7 +22,6 @@ from tfpar.constraints import Constraint, ContextParallel
 from tfpar.constraints.constraint_types import check_pattern
 from tfpar.constraints.keras_distribution import read_constraints, read_mesh
 from tfpar.constraints.stages import check_stages
-from tfpar.ir.attention import ATTENTION_MODES, AttentionMode
 from tfpar.ir.roles import COMPRESSIONS
 from tfpar.pipeline import AUTO, Pipeline, Schedule
 from tfpar.pipeline.generators import generate
@@ -36,6 +35,7 @@ from tfpar.planning.intra_op.planners import find_planner, make_budget
 from tfpar.planning.objective import OBJECTIVES, Budget, ObjectiveName, Trials
 from tfpar.planning.problem import Planner
 from tfpar.plans import Offload, Plan
+from tfpar.plans.attention import ATTENTION_MODES, AttentionMode
 from tfpar.plans.equivalence import execution_key
 from tfpar.spec import ArgumentError, Mesh
 from tfpar.spec.arguments import (

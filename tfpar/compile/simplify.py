@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tfpar.compile.effect_order import check_races, races
 from tfpar.compile.passes import Observer, Pass, ignore_pass
-from tfpar.ir.attention import AttentionMode
 from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Graph
 from tfpar.ir.passes.block_sums import split_block_sums
@@ -24,6 +23,7 @@ from tfpar.ir.text import format_step
 from tfpar.planning.memory.gathered_weights import Gathered, gather_graph_weights
 from tfpar.planning.memory.offload import offload_graph_activations, offload_graph_slots, slots_of
 from tfpar.planning.memory.recompute import recompute_blocks
+from tfpar.plans.attention import AttentionMode
 from tfpar.plans.offload import OffloadPlan
 from tfpar.propagation.prepared_graph import PreparedGraph, prepare
 

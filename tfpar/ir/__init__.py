@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tfpar.ir.graph_nodes import GraphNode, NodeGraph
     from tfpar.ir.order import sort_topologically
     from tfpar.ir.passes.block_sums import BLOCK_SUM
+    from tfpar.ir.passes.fuse_attention import fuse_attention
     from tfpar.ir.passes.recompute import is_recomputed
     from tfpar.ir.roles import BACKWARD, FORWARD, PHASES, UPDATE, Roles, When
     from tfpar.ir.shared_subgraphs import RepeatedBlock
@@ -67,6 +68,7 @@ __all__ = [
     "format_graph",
     "format_step",
     "freeze",
+    "fuse_attention",
     "is_floating",
     "is_numeric",
     "is_recomputed",
@@ -88,6 +90,7 @@ __getattr__ = lazy_exports(
         "tfpar.ir.step": ["ModelLayer", "StepGraph"],
         "tfpar.ir.order": ["sort_topologically"],
         "tfpar.ir.passes.block_sums": ["BLOCK_SUM"],
+        "tfpar.ir.passes.fuse_attention": ["fuse_attention"],
         "tfpar.ir.passes.recompute": ["is_recomputed"],
         "tfpar.ir.roles": ["BACKWARD", "FORWARD", "PHASES", "Roles", "UPDATE", "When"],
         "tfpar.ir.shared_subgraphs": ["RepeatedBlock"],

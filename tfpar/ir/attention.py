@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,24 +27,19 @@ ATTENTION_GRADIENT = "TfparAttentionGradient"
 """Reads q, k, v, what `ATTENTION` gave, the gradient of the result, and operands of masks; gives
 the gradients of q, k and v."""
 
-AttentionMode = Literal["whole", "blockwise"]
-"""How attentions run: all scores at once, as the model says, or on blocks of them, as `ATTENTION`.
-"""
-
-ATTENTION_MODES: tuple[AttentionMode, ...] = ("whole", "blockwise")
-
 TREES = "trees"
 """Attribute of these ops: what entries go through (`Trees`)."""
 
 SCORES, GRADIENT = "scores", "gradient"
-"""Names of `Variable` leaves: what the product of q and k gives, the softmax of the scores, or a
-gradient that comes in."""
+"""Names of `EntryVariable` leaves: what the product of q and k gives, and a gradient that comes
+in."""
 
 WEIGHTS = "weights"
+"""Name of the leaf that is the softmax of the scores."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Variable:
+class EntryVariable:
     """A block that the op computes: `SCORES`, `WEIGHTS` or `GRADIENT`."""
 
     name: str
@@ -63,7 +58,7 @@ class Operand:
 
 
 @dataclasses.dataclass(frozen=True)
-class Position:
+class EntryPosition:
     """`row * i + column * j + offset` of the entry in row i and column j."""
 
     row: int
@@ -112,11 +107,11 @@ class Apply:
     dtype: str
 
 
-Expression = Variable | Operand | Position | Number | Table | Apply
+Expression = EntryVariable | Operand | EntryPosition | Number | Table | Apply
 
 
 class Trees(NamedTuple):
-    """What entries go through.
+    """Trees that the entries of an attention go through.
 
     Attributes:
         scores: of `SCORES`, before the softmax.
@@ -152,10 +147,10 @@ def bounds(tree: Expression, rows: Range, columns: Range) -> Range:
     if isinstance(tree, Number):
         value = float(tree.value)
         return value, value
-    if isinstance(tree, Position):
+    if isinstance(tree, EntryPosition):
         (first, last), (left, right) = _scaled(tree.row, rows), _scaled(tree.column, columns)
         return tree.offset + first + left, tree.offset + last + right
-    if isinstance(tree, Variable):
+    if isinstance(tree, EntryVariable):
         return -SCORE_LIMIT, SCORE_LIMIT
     if isinstance(tree, Table):
         return _bounds_of_table(tree.values, rows, columns)

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 from tfpar.cluster.description import Cluster
 from tfpar.cost.cost import Cost
-from tfpar.ir.attention import AttentionMode
 from tfpar.ir.gathered_weights import gathered_tensors
 from tfpar.ir.graph import Graph, Op, Tensor, Variable
 from tfpar.ir.passes.slots import name_of_slots
@@ -20,6 +19,7 @@ from tfpar.planning.memory.peak_model import PeakMemoryModel
 from tfpar.planning.meshes import LogicalMesh, input_spec
 from tfpar.planning.objective import Budget, Objective
 from tfpar.plans import Offload, Plan
+from tfpar.plans.attention import AttentionMode
 from tfpar.propagation.partitioned_graph import Anchors
 from tfpar.spec import Spec, replicated_spec
 

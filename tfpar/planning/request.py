@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from tfpar.cluster.description import Cluster
 from tfpar.constraints import Constraint
 from tfpar.constraints.stages import least_stages
-from tfpar.ir.attention import AttentionMode
 from tfpar.pipeline import Pipeline
 from tfpar.planning.inter_op.machine_types import list_machine_types
 from tfpar.planning.inter_op.stages.limits import NO_LIMITS, StageLimits
 from tfpar.planning.meshes import LogicalMesh
 from tfpar.planning.objective import Budget
 from tfpar.plans import Offload, Plan
+from tfpar.plans.attention import AttentionMode
 from tfpar.progress import QUIET, Reporter
 from tfpar.spec import Mesh
 

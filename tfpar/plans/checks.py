@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from tfpar.cluster.description import Cluster
 from tfpar.cluster.scaling import Correction
 from tfpar.cost.cost import Cost
-from tfpar.ir.attention import ATTENTION_MODES
 from tfpar.ir.step import ModelLayer
 from tfpar.pipeline.statistics import BATCH_STATISTICS
+from tfpar.plans.attention import ATTENTION_MODES
 from tfpar.plans.difference import abbreviate_list
 from tfpar.plans.findings import Candidate, Findings, Rental
 from tfpar.plans.offload import OffloadPlan

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import tfpar
 from tfpar.cluster.description import Cluster
 from tfpar.cost.cost import Cost
-from tfpar.ir.attention import AttentionMode
 from tfpar.ir.graph import Gradient, Graph
 from tfpar.ir.step import ModelLayer
 from tfpar.pipeline import Pipeline
 from tfpar.pipeline.statistics import BatchStatisticsOf
+from tfpar.plans.attention import AttentionMode
 from tfpar.plans.checks import check_plan
 from tfpar.plans.difference import difference
 from tfpar.plans.findings import Bound, Findings

@@ -18,9 +18,9 @@ from tfpar.cluster.files import cluster_of, describe
 from tfpar.cluster.scaling import Correction
 from tfpar.cost.cost import Cost
 from tfpar.cost.pipeline_cost import PipelineCost
-from tfpar.ir.attention import AttentionMode
 from tfpar.pipeline import Schedule
 from tfpar.pipeline.statistics import BatchStatisticsOf
+from tfpar.plans.attention import AttentionMode
 from tfpar.plans.findings import Candidate, Findings, Rental
 from tfpar.plans.offload import OffloadPlan
 from tfpar.plans.stages import PipelinePlan, StageLayout
@@ -399,7 +399,7 @@ class PlanFile(_Part, frozen=True, kw_only=True, rename={"tfpar_version": "tfpar
     bound_s: Amount | UnsetType = UNSET
     constraints: tuple[str, ...]
     recompute: tuple[str, ...] = ()
-    attention: AttentionMode = "whole"
+    attention: AttentionMode | UnsetType = UNSET
     offloaded: OffloadPlan = OffloadPlan()
     variables: dict[str, VariableEntry]
     tensors: dict[str, SpecText]
@@ -429,6 +429,7 @@ class PlanFile(_Part, frozen=True, kw_only=True, rename={"tfpar_version": "tfpar
             "layouts": tuple(map(LayoutEntry.of, found.layouts)),
             "baselines": tuple(map(LayoutEntry.of, found.baselines)),
             "bound_s": _or_unset(found.bound_s),
+            "attention": UNSET if plan.attention == "whole" else plan.attention,
             "variables": {name: VariableEntry.of(v) for name, v in sorted(plan.variables.items())},
             "tensors": {name: format_spec(spec) for name, spec in sorted(plan.tensors.items())},
             "ops": {name: OpEntry.of(op) for name, op in sorted(plan.ops.items())},
@@ -456,6 +457,7 @@ class PlanFile(_Part, frozen=True, kw_only=True, rename={"tfpar_version": "tfpar
                 rentals=() if self.rentals is UNSET else tuple(r.read() for r in self.rentals),
                 **{name: _read_candidates(getattr(self, name)) for name in lists},
             ),
+            "attention": "whole" if self.attention is UNSET else self.attention,
             "variables": {name: entry.read() for name, entry in self.variables.items()},
             "tensors": {name: text.spec for name, text in self.tensors.items()},
             "ops": {name: entry.read() for name, entry in self.ops.items()},

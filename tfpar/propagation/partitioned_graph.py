@@ -198,7 +198,8 @@ class PartitionedGraph:
             yield from reshard.communications(self.mesh, wire_dtypes)
         for op, decision in self.decisions.items():
             yield from decision.communications(op)
-            permuted = self.prepared.rules[op].permutes
+            rule = self.prepared.rules.get(op)
+            permuted = None if rule is None else rule.permutes
             if permuted is not None:
                 splits = enumerate(decision.strategy.splits)
                 axes = tuple(axis for axis, (factor, _) in splits if factor == permuted)

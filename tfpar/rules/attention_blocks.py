@@ -47,7 +47,7 @@ from tfpar.ir.attention import (
 )
 from tfpar.ir.builder import GraphBuilder, numpy_dtype
 from tfpar.ir.graph import DType, Graph, Op, Tensor
-from tfpar.rules.attention_chunks import PERMUTATION, Block, Chunk, Entries
+from tfpar.rules.attention_chunks import PERMUTATION, Chunk, Entries, ScoreBlock
 from tfpar.rules.pseudo import begin_decomposition
 
 LONGEST = 4096
@@ -152,8 +152,8 @@ class _Pair(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """What rows have seen: the largest score, the sum of exp(score - largest), and the sum of
-    values so weighted."""
+    """State of rows, of all that they have seen: the largest score, the sum of
+    exp(score - largest), and the sum of values so weighted."""
 
     largest: Tensor
     total: Tensor
@@ -370,11 +370,11 @@ class _Ring:
             one.length,
         )
 
-    def block(self, pair: _Pair) -> Block:
+    def block(self, pair: _Pair) -> ScoreBlock:
         """The block of a pair, without choices that all of its entries make alike."""
         ends = pair.rows.ends(), pair.columns.ends()
         scores, weights, *gradients = self.trees
-        return Block(
+        return ScoreBlock(
             pair.rows,
             pair.columns,
             Trees(
@@ -384,7 +384,7 @@ class _Ring:
             ),
         )
 
-    def scores(self, block: Block) -> Tensor:
+    def scores(self, block: ScoreBlock) -> Tensor:
         """The product of q and k, computed when the block before is done."""
         made = self._product(block.rows.tensors[0], block.columns.tensors[0], adj_y=True)
         made.op.control += self._awaited
@@ -408,8 +408,8 @@ class _Ring:
         shape = (*x.shape[:-2], rows, columns)
         return self.build.one("BatchMatMulV2", (x, y), shape, x.dtype, attrs)
 
-    def seen(self, block: Block, scores: Tensor, dtype: str) -> _Seen:
-        """What rows see in one block."""
+    def seen(self, block: ScoreBlock, scores: Tensor, dtype: str) -> _Seen:
+        """The state of rows that have seen one block."""
         build = self.build
         logits = self._entries(block, block.trees.scores, {SCORES: scores})
         lowest = build.const(np.finfo(numpy_dtype(dtype)).min, dtype)
@@ -421,7 +421,7 @@ class _Ring:
         return _Seen(largest, total, build.cast(values, dtype))
 
     def merged(self, before: _Seen | None, made: _Seen, keep: np.ndarray | None) -> _Seen:
-        """What rows have seen with one block more, of the parts in `keep`."""
+        """The state of rows with one block more, of the parts in `keep`."""
         build = self.build
         if keep is not None:
             dtype = made.largest.dtype
@@ -448,7 +448,7 @@ class _Ring:
         )
         return _Seen(largest, total, values)
 
-    def gradients(self, block: Block, dtype: str) -> _Gradients:
+    def gradients(self, block: ScoreBlock, dtype: str) -> _Gradients:
         """Gradients of the operands of a block."""
         build, trees = self.build, block.trees
         q, largest, total, gradient, mean = block.rows.tensors
@@ -477,7 +477,9 @@ class _Ring:
 
     # --- entries ----------------------------------------------------------------------------
 
-    def _entries(self, block: Block, tree: Expression, variables: Mapping[str, Tensor]) -> Tensor:
+    def _entries(
+        self, block: ScoreBlock, tree: Expression, variables: Mapping[str, Tensor]
+    ) -> Tensor:
         """The entries of a block that `tree` says."""
         shape = next(iter(variables.values())).shape
         found = Entries(self.build, block, variables).of(tree)

@@ -11,13 +11,13 @@ import numpy as np
 
 from tfpar.ir.attention import (
     Apply,
+    EntryPosition,
+    EntryVariable,
     Expression,
     Number,
     Operand,
-    Position,
     Table,
     Trees,
-    Variable,
 )
 from tfpar.ir.builder import GraphBuilder, numpy_dtype
 from tfpar.ir.constants import Constants
@@ -54,7 +54,7 @@ class Chunk:
         return self.starts, self.starts + self.length - 1
 
 
-class Block(NamedTuple):
+class ScoreBlock(NamedTuple):
     """A block of scores, and the trees of its entries."""
 
     rows: Chunk
@@ -65,19 +65,21 @@ class Block(NamedTuple):
 class Entries:
     """Writer of the entries of one block."""
 
-    def __init__(self, build: GraphBuilder, block: Block, variables: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, build: GraphBuilder, block: ScoreBlock, variables: Mapping[str, Tensor]
+    ) -> None:
         self._build, self._block, self._variables = build, block, variables
 
     def of(self, tree: Expression) -> Tensor:
         """Return what `tree` says."""
         match tree:
-            case Variable(name):
+            case EntryVariable(name):
                 return self._variables[name]
             case Operand(index):
                 return self._operand(index)
             case Number(value, dtype):
                 return self._build.const(value, dtype)
-            case Position():
+            case EntryPosition():
                 return self._position(tree)
             case Table(values, dtype):
                 return self._build.const(self._of_table(values), dtype)
@@ -102,7 +104,7 @@ class Entries:
         shape = (*x.shape[:-1], columns.length)
         return self._build.one(COLUMNS, (x,), shape, x.dtype, attrs)
 
-    def _position(self, position: Position) -> Tensor:
+    def _position(self, position: EntryPosition) -> Tensor:
         dtype = numpy_dtype(position.dtype)
         found: Tensor | None = None
         for factor, chunk, own in (

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tfpar.ir.attention import Apply, Expression, Number, Operand, Position, Table
+from tfpar.ir.attention import Apply, EntryPosition, Expression, Number, Operand, Table
 from tfpar.ir.constants import Constants
 from tfpar.ir.graph import DType, Op, Tensor
 from tfpar.ir.traits import ELEMENTWISE, VIEWS
@@ -110,7 +110,7 @@ class EntryReader:
         return [(t, _aligned(dims, shape, t.shape)) for t in op.inputs]
 
     def tree(self, tensor: Tensor, dims: Dims) -> Expression:
-        """What the entries of a tensor, of these dims, are made of."""
+        """Return the tree of the entries of a tensor of these dims; see `read`."""
         if tensor in self._names:
             return self._names[tensor]
         op = tensor.op
@@ -130,7 +130,7 @@ class EntryReader:
         return self._made_of(tensor, dims)
 
     def _made_of(self, tensor: Tensor, dims: Dims) -> Expression:
-        """What the entries of a tensor are computed of."""
+        """The tree of entries that are computed."""
         op = tensor.op
         if op.type in GIVEN:
             return self._operand(Layout(tensor, dims))
@@ -153,7 +153,7 @@ class EntryReader:
         return Operand(self.operands.index(layout), layout.tensor.dtype)
 
     def positional(self, op: Op, dims: Dims) -> Expression | None:
-        """What entries are that follow from where they are; None if they do not."""
+        """The tree of entries that follow from where they are; None if these do not."""
         (made, *_) = op.outputs
         if op.type == "Fill":
             value = self.constants.value(op.inputs[1])
@@ -181,7 +181,7 @@ class EntryReader:
             for sign, end in zip((1, -1), ends, strict=True):
                 assert end is not None
                 if int(end) >= 0:
-                    off = Position(sign, -sign, 0, "int32")
+                    off = EntryPosition(sign, -sign, 0, "int32")
                     limit = Number(int(end), "int32")
                     one_side = Apply("LessEqual", (off, limit), _typed("int32"), "bool")
                     inside = Apply("LogicalAnd", (inside, one_side), (), "bool")
@@ -196,7 +196,7 @@ class EntryReader:
             return Number(offset, dtype)
         if dim not in (self.row, self.column):
             return None
-        return Position(step * (dim == self.row), step * (dim == self.column), offset, dtype)
+        return EntryPosition(step * (dim == self.row), step * (dim == self.column), offset, dtype)
 
     def _uniform(self, tensor: Tensor) -> float | bool | None:
         """The number that all entries of a constant are; None if they differ or are not known."""

@@ -27,10 +27,10 @@ from tfpar.ir.attention import (
     SCORES,
     WEIGHTS,
     Apply,
+    EntryVariable,
     Expression,
     Number,
     Trees,
-    Variable,
 )
 from tfpar.ir.constants import Constants
 from tfpar.ir.graph import Graph, Op, Tensor
@@ -158,13 +158,13 @@ class _Finder:
         (logits,) = self.softmax.inputs
         product, dims = self._product_before(logits)
         q, k = self._factors(product, dims)
-        scores = self.entries.read(logits, self.every, {product.outputs[0]: Variable(SCORES)})
+        scores = self.entries.read(logits, self.every, {product.outputs[0]: EntryVariable(SCORES)})
         gradient_core = self._gradient_core()
         forward = self._product_behind(gradient_core)
         result_op, position, weights_dims = forward
         v, result = self._weighted(result_op, position, weights_dims)
         weights = self.entries.read(
-            result_op.inputs[position], weights_dims, {self.weights: Variable(WEIGHTS)}
+            result_op.inputs[position], weights_dims, {self.weights: EntryVariable(WEIGHTS)}
         )
         need(self._is_linear(weights, WEIGHTS))
         trees = Trees(scores, weights)
@@ -228,14 +228,11 @@ class _Finder:
 
     def _settled(self, tensor: Tensor, dims: tuple[int | None, ...]) -> Layout:
         """A tensor before it was transposed."""
-        while tensor.op.type == "Transpose" or tensor.op.type in UNCHANGED:
-            op = tensor.op
-            if op.type == "Transpose":
-                before: list[int | None] = [None] * len(dims)
-                for i, p in enumerate(self.entries.permutation(op)):
-                    before[p] = dims[i]
-                dims = tuple(before)
-            tensor = op.inputs[0]
+        while tensor.op.type == "Transpose":
+            before: list[int | None] = [None] * len(dims)
+            for i, p in enumerate(self.entries.permutation(tensor.op)):
+                before[p] = dims[i]
+            tensor, dims = tensor.op.inputs[0], tuple(before)
         return Layout(tensor, dims)
 
     def _product_behind(self, core: _Core | None) -> tuple[Op, int, Dims]:
@@ -315,18 +312,18 @@ class _Finder:
     def _gradient(
         self, core: _Core, trees: Trees, q: Layout, k: Layout, v: Layout, product: Op
     ) -> tuple[GradientTensors, Trees]:
-        scores = Variable(SCORES)
+        scores = EntryVariable(SCORES)
         source, dims = self._product_before(core.gradient)
         sides = self._factors(source, dims)
         result, values = sides
         need(values == v)
-        forward = {self.weights: Variable(WEIGHTS), product.outputs[0]: scores}
-        names = {**forward, source.outputs[0]: Variable(GRADIENT)}
+        forward = {self.weights: EntryVariable(WEIGHTS), product.outputs[0]: scores}
+        names = {**forward, source.outputs[0]: EntryVariable(GRADIENT)}
         weights_gradient = self.entries.read(core.gradient, self.every, names)
         made = core.gradient_op.outputs[0]
         of_q = of_k = None
         tree: Expression | None = None
-        names = {**forward, made: Variable(GRADIENT)}
+        names = {**forward, made: EntryVariable(GRADIENT)}
         for op, position, own in self._ends(made, self.every, set()):
             other, gave = self._weighted(op, position, own)
             each = self.entries.read(op.inputs[position], own, names)
@@ -354,7 +351,7 @@ class _Finder:
 
     def _is_linear(self, tree: Expression, name: str) -> bool:
         """Whether a tree is a multiple of the variable called so."""
-        if isinstance(tree, Variable):
+        if isinstance(tree, EntryVariable):
             return tree.name == name
         if isinstance(tree, Number):
             return float(tree.value) == 0.0
@@ -411,4 +408,4 @@ class _Core(NamedTuple):
 def _reads(tree: Expression, name: str) -> bool:
     if isinstance(tree, Apply):
         return any(_reads(each, name) for each in tree.inputs)
-    return isinstance(tree, Variable) and tree.name == name
+    return isinstance(tree, EntryVariable) and tree.name == name

@@ -71,7 +71,8 @@ class _Writer:
         batch = range(len(shape) - 2)
         rows, columns = (*batch, len(shape) - 2, FEATURES), (*batch, len(shape) - 1, FEATURES)
         scope = attention.softmax.scope
-        self._build.name = f"{scope}/attention"
+        name = f"{scope}/attention" if scope else "attention"
+        self._build.name = name
         qkv = [
             self._canonical(each, order)
             for each, order in zip(
@@ -88,12 +89,12 @@ class _Writer:
             [*qkv, *operands],
             [(result, attention.result.tensor.dtype), statistic, statistic],
             {TREES: attention.trees},
-            name=f"{scope}/attention",
+            name=name,
         )
         self._replace(attention.result, made.outputs[0], rows)
         if attention.gradient is None:
             return
-        self._build.name = f"{_BACKWARD_SCOPE}{scope}/attention"
+        self._build.name = f"{_BACKWARD_SCOPE}{name}"
         gradient = attention.gradient
         back = self._build.emit(
             ATTENTION_GRADIENT,
@@ -103,7 +104,7 @@ class _Writer:
                 for each, layout in zip(qkv, gradient[1:], strict=True)
             ],
             {TREES: attention.trees},
-            name=f"{_BACKWARD_SCOPE}{scope}/attention",
+            name=f"{_BACKWARD_SCOPE}{name}",
         )
         for layout, tensor, order in zip(
             gradient[1:], back.outputs, (rows, columns, columns), strict=True

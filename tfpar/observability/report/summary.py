@@ -190,6 +190,8 @@ def _kept_apart(report: Report) -> Iterator[str]:
     facts = report.facts
     if facts.recompute:
         yield f"Computed again in the backward pass, to store less: {_blocks(facts.recompute)}"
+    if facts.attention == "blockwise":
+        yield "Attention runs on blocks of its scores, which the backward pass computes again"
     if facts.offloaded_slots:
         yield f"Optimizer slots in host memory: those of {_weights(facts.offloaded_slots)}"
     if facts.offloaded_activations:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from tfpar.ir.attention import AttentionMode
 from tfpar.ir.graph import Graph
 from tfpar.ir.passes.fuse_attention import fuse_attention
 from tfpar.planning.memory.fit import MemoryFit, MemoryMove, MoveEstimate
@@ -14,6 +13,7 @@ from tfpar.planning.memory.move_estimates import estimate_change
 from tfpar.planning.memory.recompute import with_changed_graph
 from tfpar.planning.problem import Problem
 from tfpar.plans import Plan
+from tfpar.plans.attention import AttentionMode
 
 
 @dataclasses.dataclass(frozen=True)

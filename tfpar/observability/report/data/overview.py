@@ -65,6 +65,7 @@ def build_overview(plan: Plan) -> Facts:
         cut_short=plan.findings.cut_short,
         fingerprint=plan.fingerprint,
         in_unequal_shares=has_unequal_shares(plan),
+        attention=plan.attention,
     )
 
 

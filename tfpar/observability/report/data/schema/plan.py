@@ -57,6 +57,7 @@ class Facts:
         passed_over: (seconds, collectives) of a faster plan that is no simpler; see `Plan`.
         fingerprint: of the graph.
         in_unequal_shares: the ranks of some stage have unequal shares of the batch.
+        attention: how attentions run; see `Plan`.
     """
 
     model: str
@@ -81,6 +82,7 @@ class Facts:
     cut_short: bool = False
     fingerprint: str = ""
     in_unequal_shares: bool = False
+    attention: str = "whole"
 
 
 @dataclasses.dataclass(frozen=True)
