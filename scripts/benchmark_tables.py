@@ -40,12 +40,13 @@ from scripts.benchmark_columns.steps import (
     CHECKING,
     CHECKPOINT_WAIT,
     GPU,
+    LONG_SEQUENCES,
     MEMORY,
+    PARALLELISM,
     PREDICTION,
     PROCESSES,
     PROPAGATION,
     STEP,
-    ZERO,
     shaped,
     unequal,
 )
@@ -132,7 +133,10 @@ BLOCKS = {
     "checkpoint-wait": Block(
         _BENCHMARKS, "checkpoint_wait", table(CHECKPOINT_WAIT, lambda row: row["saves"] > 0)
     ),
-    "zero": Block("docs/howto/fit_a_larger_model.md", "zero", table(ZERO)),
+    "parallelism": Block("docs/howto/fit_a_larger_model.md", "parallelism", table(PARALLELISM)),
+    "long-sequences": Block(
+        "docs/howto/train_on_long_sequences.md", "long_sequences", table(LONG_SEQUENCES)
+    ),
     "checking": Block(_BENCHMARKS, "checking", table(CHECKING)),
     "shaped": Block(_BENCHMARKS, "shaped_cluster", shaped),
     "unequal": Block(_BENCHMARKS, "shaped_unequal", unequal),

@@ -127,13 +127,24 @@ PREDICTION: list[Column] = [
     ("wide: searched / best", lambda row: f"{row['choice_of']['wide']:.2f}"),
     ("measured", lambda row: ", ".join(measured(row))),
 ]
-ZERO: list[Column] = [
+PARALLELISM: list[Column] = [
     ("processes", number("ranks", "d")),
     ("layout", text("layout")),
     ("weights and slots, MB", number("stored_bytes", ".0f", 1e-6)),
     ("predicted peak, MB", number("predicted_bytes", ".0f", 1e-6)),
     ("grown by, MB", number("grown_bytes", ".0f", 1e-6)),
-    ("step, of data parallelism's", number("step_ratio", ".2f")),
+    ("step, of data parallelism's: predicted", number("predicted_ratio", ".2f")),
+    ("measured", number("step_ratio", ".2f")),
+]
+LONG_SEQUENCES: list[Column] = [
+    ("processes", number("ranks", "d")),
+    ("attention", text("layout")),
+    ("predicted peak, MB", number("predicted_bytes", ".0f", 1e-6)),
+    ("of one device's", number("predicted_part", ".2f")),
+    ("grown by, MB", number("grown_bytes", ".0f", 1e-6)),
+    ("of one device's", number("grown_part", ".2f")),
+    ("step, of one device's: predicted", number("predicted_ratio", ".2f")),
+    ("measured", number("step_ratio", ".2f")),
 ]
 
 MEMORY: list[Column] = [

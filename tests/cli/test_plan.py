@@ -243,6 +243,8 @@ def test_what_is_computed_again_can_be_said(folder, capsys):
     for recompute, count in (("none", 0), ("fc1", 1), ("all", 0)):  # no block repeats
         assert tfpar(f"{command} -o plan.json --recompute {recompute}") == 0, recompute
         assert len(Plan.load("plan.json").recompute) == count
+    assert tfpar(f"{command} -o plan.json --attention blockwise") == 0
+    assert Plan.load("plan.json").attention == "whole"  # of which it has none
     assert tfpar(f"{command} --recompute [") == 2
     assert "recompute='['" in capsys.readouterr().err
 

@@ -144,6 +144,7 @@ def read_keywords(options: argparse.Namespace) -> dict[str, Any]:
         "plan_cache": options.plan_cache,
         "memory_limit": _memory_limit(options.memory_limit),
         "recompute": _recompute(options.recompute),
+        "attention": options.attention,
         "offload": _offload(options.offload),
         "level": options.level,
         "search_seconds": options.search_seconds,

@@ -12,6 +12,7 @@ from tfpar.pipeline import AUTO, SEARCHES, Pipeline, Schedule
 from tfpar.pipeline.generators import FAMILIES
 from tfpar.pipeline.statistics import BATCH_STATISTICS
 from tfpar.planning.objective import OBJECTIVES
+from tfpar.plans.attention import ATTENTION_MODES
 from tfpar.readable import UnreadableError
 from tfpar.spec import Mesh, ScheduleError, SpecError, TfparError
 
@@ -88,6 +89,12 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         action="append",
         help="what to compute again in the backward pass: all (blocks that repeat), none, or a "
         "regular expression, which may be given several times (default: what memory asks for)",
+    )
+    parser.add_argument(
+        "--attention",
+        choices=ATTENTION_MODES,
+        help="run attention whole, or on blocks of its scores, which are never stored whole "
+        "(default: what memory asks for)",
     )
     parser.add_argument(
         "--offload",
