@@ -149,3 +149,18 @@ def test_a_bias_that_is_learned_for_each_score_is_left_alone():
     traced = Traced.of(biased, args, fused)
     assert not {op.type for op in traced.prepared.graph.ops} & {"TfparAttention"}
     check(biased, args, [(Shard(1),)] * 3 + [(Replicate(),)], Mesh.of([2]))
+
+
+def test_weights_with_a_gradient_of_their_own_are_left_alone():
+    """Of weights that hand on another gradient than theirs, less is known than blocks need."""
+
+    @tf.custom_gradient
+    def doubled(weights):
+        return weights, lambda gradient: 2 * gradient
+
+    def attention(q, k, v):
+        return tf.matmul(doubled(tf.nn.softmax(tf.matmul(q, k, transpose_b=True))), v)
+
+    args = [f(2, LENGTH, 4)] * 4
+    traced = Traced.of(with_gradients(attention), args, fused)
+    assert not {op.type for op in traced.prepared.graph.ops} & {"TfparAttention"}

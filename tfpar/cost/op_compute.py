@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from tfpar.cluster.description import Cluster
-from tfpar.ir.attention import ATTENTION, ATTENTION_GRADIENT, TREES, is_causal
+from tfpar.ir.attention import ATTENTION, ATTENTION_GRADIENT, Trees, is_causal
 from tfpar.ir.graph import Op, Tensor
 from tfpar.ir.passes.recompute import is_recomputed
 from tfpar.ir.traits import BRANCHES, IN_FLIGHT, LOOPS, MATRIX_PRODUCTS
@@ -112,7 +112,7 @@ def _attention(op: Op, with_q: int, with_v: int) -> float:
     q, k, v, *_ = op.inputs
     *batch, rows, features = q.shape
     columns = k.shape[-2]
-    causal = rows == columns and is_causal(op.attrs[TREES].scores, rows)
+    causal = rows == columns and is_causal(Trees.of(op).scores, rows)
     scores: float = math.prod(batch) * rows * columns * (0.5 if causal else 1.0)
     multiplied: int = with_q * features + with_v * v.shape[-1]
     return 2.0 * scores * multiplied

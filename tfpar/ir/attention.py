@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tfpar.ir.graph import Op
+
 ATTENTION = "TfparAttention"
 """Reads q, k, v, and operands of masks; gives the result, and for each row of scores its maximum
 and the sum of exp(score - maximum)."""
@@ -28,7 +30,7 @@ ATTENTION_GRADIENT = "TfparAttentionGradient"
 the gradients of q, k and v."""
 
 TREES = "trees"
-"""Attribute of these ops: what entries go through (`Trees`)."""
+"""Attribute of these ops: what entries go through, as `Trees.values` writes it."""
 
 SCORES, GRADIENT = "scores", "gradient"
 """Names of `EntryVariable` leaves: what the product of q and k gives, and a gradient that comes
@@ -107,6 +109,10 @@ class Apply:
     dtype: str
 
 
+_KINDS: Mapping[str, Any] = {
+    kind.__name__: kind for kind in (EntryVariable, Operand, EntryPosition, Number, Table, Apply)
+}
+
 Expression = EntryVariable | Operand | EntryPosition | Number | Table | Apply
 
 
@@ -124,6 +130,35 @@ class Trees(NamedTuple):
     weights: Expression
     weights_gradient: Expression | None = None
     scores_gradient: Expression | None = None
+
+    def values(self) -> tuple[Any, ...]:
+        """Write the trees as tuples of plain values, as attributes of ops are."""
+        return tuple(None if tree is None else _values(tree) for tree in self)
+
+    @classmethod
+    def of(cls, op: Op) -> Trees:
+        """Read the trees of an op."""
+        scores, weights, *gradients = op.attrs[TREES]
+        return cls(
+            _tree(scores),
+            _tree(weights),
+            *(None if value is None else _tree(value) for value in gradients),
+        )
+
+
+def _values(tree: Expression) -> tuple[Any, ...]:
+    fields = [getattr(tree, field.name) for field in dataclasses.fields(tree)]
+    if isinstance(tree, Apply):
+        fields[1] = tuple(map(_values, tree.inputs))
+    return type(tree).__name__, *fields
+
+
+def _tree(values: tuple[Any, ...]) -> Expression:
+    name, *fields = values
+    if name == Apply.__name__:
+        fields[1] = tuple(map(_tree, fields[1]))
+    found: Expression = _KINDS[name](*fields)
+    return found
 
 
 # --- bounds -------------------------------------------------------------------------------------

@@ -37,7 +37,6 @@ import numpy as np
 from tfpar.ir.attention import (
     GRADIENT,
     SCORES,
-    TREES,
     WEIGHTS,
     Expression,
     Trees,
@@ -61,7 +60,7 @@ def expand_attention(op: Op, parts: int) -> Graph:
     """Build the graph that `ATTENTION` stands for, with positions in so many parts."""
     build, inputs = begin_decomposition(op, "attention")
     q, k, v, *operands = inputs
-    ring = _Ring(build, op.attrs[TREES], q, k, parts)
+    ring = _Ring(build, Trees.of(op), q, k, parts)
     rows = ring.rows([q], operands)
     columns = ring.columns([k, v], operands)
     dtype = op.outputs[1].dtype
@@ -93,7 +92,7 @@ def expand_gradient(op: Op, parts: int) -> Graph:
     build, inputs = begin_decomposition(op, "attention")
     q, k, v, result, largest, total, gradient, *operands = inputs
     dtype = largest.dtype
-    ring = _Ring(build, op.attrs[TREES], q, k, parts)
+    ring = _Ring(build, Trees.of(op), q, k, parts)
     product = build.binary("Mul", build.cast(gradient, dtype), build.cast(result, dtype))
     mean = build.reduce("Sum", product, [-1], keep_dims=True)
     ring.done(mean)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -166,7 +167,7 @@ class _Finder:
         weights = self.entries.read(
             result_op.inputs[position], weights_dims, {self.weights: EntryVariable(WEIGHTS)}
         )
-        need(self._is_linear(weights, WEIGHTS))
+        _factors(weights, WEIGHTS)
         trees = Trees(scores, weights)
         gradient = None
         if gradient_core is not None:
@@ -345,7 +346,10 @@ class _Finder:
                 of_v = gave
         if of_q is None or of_k is None or of_v is None or tree is None:
             raise NotAttentionError
-        need(self._is_linear(weights_gradient, GRADIENT) and self._is_linear(tree, GRADIENT))
+        need(self._is_linear(tree, GRADIENT))
+        # Only then is the sum over columns of weights and their gradients that over features of the
+        # result and its gradient.
+        need(_factors(weights_gradient, GRADIENT) == _factors(trees.weights, WEIGHTS))
         trees = trees._replace(weights_gradient=weights_gradient, scores_gradient=tree)
         return GradientTensors(result, of_q, of_k, of_v), trees
 
@@ -403,6 +407,34 @@ class _Core(NamedTuple):
     gradient: Tensor
     scaled: Op
     gradient_op: Op
+
+
+def _factors(tree: Expression, name: str) -> Counter[tuple[str, Expression | None]]:
+    """What the variable called so is multiplied by, whether it is kept, and so on.
+
+    Raises:
+        NotAttentionError: `tree` is no such multiple.
+    """
+    found: Counter[tuple[str, Expression | None]] = Counter()
+    while isinstance(tree, Apply):
+        inputs = tree.inputs
+        if tree.type in ("Cast", *UNCHANGED):
+            (tree,) = inputs
+        elif tree.type == "SelectV2":
+            condition, yes, no = inputs
+            keeps = _reads(yes, name)
+            other = no if keeps else yes
+            need(isinstance(other, Number) and float(other.value) == 0.0)
+            found[f"where {keeps}", condition] += 1
+            tree = yes if keeps else no
+        else:
+            need(tree.type in ("Mul", "RealDiv"))
+            at = 0 if tree.type == "RealDiv" or _reads(inputs[0], name) else 1
+            need(not _reads(inputs[1 - at], name))
+            found[tree.type, inputs[1 - at]] += 1
+            tree = inputs[at]
+    need(tree == EntryVariable(name))
+    return found
 
 
 def _reads(tree: Expression, name: str) -> bool:

@@ -88,7 +88,7 @@ class _Writer:
             ATTENTION,
             [*qkv, *operands],
             [(result, attention.result.tensor.dtype), statistic, statistic],
-            {TREES: attention.trees},
+            {TREES: attention.trees.values()},
             name=name,
         )
         self._replace(attention.result, made.outputs[0], rows)
@@ -103,7 +103,7 @@ class _Writer:
                 (each.shape, layout.tensor.dtype)
                 for each, layout in zip(qkv, gradient[1:], strict=True)
             ],
-            {TREES: attention.trees},
+            {TREES: attention.trees.values()},
             name=f"{_BACKWARD_SCOPE}{name}",
         )
         for layout, tensor, order in zip(

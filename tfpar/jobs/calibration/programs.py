@@ -154,8 +154,8 @@ def elementwise(op_type: str) -> Emit:
 
 
 def collective(kind: str, mesh: Mesh, axes: tuple[int, ...]) -> Emit:
-    """A collective of `spec.names.COLLECTIVES` over mesh axes, of operands of two dims each;
-    several travel as one, as gradients that are packed do."""
+    """A collective of `spec.names.GROUP_OPERATIONS` over mesh axes, of operands of two dims each;
+    several travel as one, as gradients that are packed do, but for permutes, of one operand."""
     parts = mesh.group_size(axes)
 
     def emit(build: GraphBuilder, operands: Sequence[Tensor], after: Sequence[Op]) -> Op:
@@ -177,6 +177,11 @@ def collective(kind: str, mesh: Mesh, axes: tuple[int, ...]) -> Emit:
                 (rows * parts, columns // parts),
             ),
             "broadcast": ("Broadcast", {}, (rows, columns)),
+            "permute": (
+                "Permute",
+                {"targets": tuple((part - 1) % parts for part in range(parts))},
+                (rows, columns),
+            ),
         }
         op_type, attrs, shape = types[kind]
         attrs = {**attrs, "axes": axes}
