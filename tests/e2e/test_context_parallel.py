@@ -227,6 +227,33 @@ def test_refused(options, error, told):
         )
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize(("heads", "dim"), [(8, "S(1)"), (4, "S(2)")])
+def test_131072_tokens_on_8_h100(heads, dim):
+    """Unasked: heads over all ranks where there are enough, else positions."""
+
+    def build():
+        tokens = keras.Input((131072,), dtype="int32", batch_size=1)
+        h = layers.Embedding(VOCABULARY, 1024, name="tokens")(tokens)
+        for i in range(2):
+            attention = layers.MultiHeadAttention(heads, 1024 // heads, name=f"block_{i}_attention")
+            normed = layers.LayerNormalization(name=f"block_{i}_norm")(h)
+            h = h + attention(normed, normed, use_causal_mask=True)
+            h = h + layers.Dense(1024, "gelu", name=f"block_{i}_mlp")(h)
+        found = keras.Model(tokens, layers.Dense(VOCABULARY, name="head")(h))
+        found.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return found
+
+    batch = [np.zeros((1, 131072), "int32")] * 2
+    plan = tap.plan(build, batch, 8, cluster="dgx-h100")
+    assert plan.attention == "blockwise" and plan.cost.memory_bytes < 20e9
+    decisions = plan.partitioned.decisions.items()
+    specs = {
+        format_spec(d.strategy.in_specs[0]) for op, d in decisions if op.type == "TfparAttention"
+    }
+    assert all(dim in spec for spec in specs)
+
+
 def test_a_plan_runs_on_blocks_where_scores_do_not_fit():
     def build():
         found = model("causal", length=512)
