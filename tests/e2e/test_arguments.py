@@ -77,6 +77,7 @@ REFUSED_OPTIONS = [
     ("bucket_bytes", [0, -1, "x", True, [1], float("inf"), "0.5 B"]),
     ("strict", ["yes", 1, 0, None, []]),
     ("compression", [16, "int8", True, ["fp16"]]),
+    ("attention", ["flash", 3, True, ["whole"], ""]),
     ("recompute", [3, [3], ["("], 1.5, [None], {"a": 1}]),
     ("offload", [1, "all", ["fc1/kernel"], tap.Offload, {"optimizer": True}]),
     ("chunks", [True, 0, 3, 8, "2", 2.0, [2]]),

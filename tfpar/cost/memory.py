@@ -143,11 +143,12 @@ def operands_of_collectives(
 
 
 def temporaries_of_expansions(partitioned: PartitionedGraph, pricer: Pricer) -> dict[Op, float]:
-    """Find what ops that are decomposed store beside their inputs and results, by op."""
+    """Find what ops that always run decomposed (attention on blocks) store beside their inputs and
+    results, by op. Decompositions of others store little beside what the op itself would."""
     found: dict[Op, float] = {}
     for op, decision in partitioned.decisions.items():
         inner = decision.expansion
-        if inner is not None:
+        if inner is not None and partitioned.prepared.rules[op].stands_for is not None:
             if inner not in pricer.temporaries:
                 pricer.temporaries[inner] = _temporaries(inner, pricer.stored)
             found[op] = pricer.temporaries[inner]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfpar.ir import BLOCK_SUM, Constants, Op
+from tfpar.ir import BLOCK_SUM, Constants, DType, Graph, Op
 from tfpar.rules import SAME, LocalOp, OpRule, RuleFunction, make_rule
 
 ROWS, COLUMNS = 8, 4
@@ -221,7 +221,35 @@ def _starts_at_zero(right: RuleFunction) -> RuleFunction:
     return wrong
 
 
+def attended(x: tf.Tensor, _: tf.Variable) -> tf.Tensor:
+    return tf.matmul(tf.nn.softmax(tf.matmul(x, x, transpose_b=True)), x)
+
+
+@changed
+def _sees_its_own_alone(rule: OpRule) -> OpRule:
+    """In each turn a rank has the columns of the first."""
+
+    def without_sending(build: Callable[[Op, int], Graph]) -> Callable[[Op, int], Graph]:
+        def built(op: Op, parts: int) -> Graph:
+            graph = build(op, parts)
+            for each in graph.ops:
+                if each.type == "TfparPermutation":
+                    each.type, each.attrs = "Identity", {"T": DType(each.inputs[0].dtype)}
+            return graph
+
+        return built
+
+    expand = {factor: without_sending(build) for factor, build in rule.expand.items()}
+    return dataclasses.replace(rule, expand=expand)
+
+
+def _stays(local: LocalOp) -> Any:
+    return [local.inputs[0]]
+
+
 PLANTED: dict[str, Planted] = {
+    "attention": Planted("TfparAttention", _sees_its_own_alone, attended),
+    "attention_chunks": Planted("TfparPermutation", runs_as(_stays), attended),
     "block_sums": Planted(BLOCK_SUM, drops_sums, lookup),
     "convolution": Planted("Conv2DBackpropFilter", drops_sums, filter_gradient),
     "diagonals": Planted(

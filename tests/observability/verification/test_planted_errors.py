@@ -43,7 +43,8 @@ class Probe(keras.layers.Layer):
 
 def verified(*probes: Probe) -> Verification:
     keras.utils.set_random_seed(0)
-    with tap.auto_parallel([2], planner=None), without_graph_optimizers():
+    session = tap.auto_parallel([2], planner=None, attention="blockwise")
+    with session, without_graph_optimizers():
         inputs = keras.Input(batch_shape=(ROWS, COLUMNS))
         x = inputs
         for probe in probes:
