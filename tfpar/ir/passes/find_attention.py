@@ -410,7 +410,7 @@ class _Core(NamedTuple):
 
 
 def _factors(tree: Expression, name: str) -> Counter[tuple[str, Expression | None]]:
-    """What the variable called so is multiplied by, whether it is kept, and so on.
+    """Count the factors by which a tree is a multiple of the variable called so, choices included.
 
     Raises:
         NotAttentionError: `tree` is no such multiple.
