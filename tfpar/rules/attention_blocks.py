@@ -385,7 +385,12 @@ class _Ring:
 
     def scores(self, block: ScoreBlock) -> Tensor:
         """The product of q and k, computed when the block before is done."""
-        made = self._product(block.rows.tensors[0], block.columns.tensors[0], adj_y=True)
+        return self._in_turn(
+            self._product(block.rows.tensors[0], block.columns.tensors[0], adj_y=True)
+        )
+
+    def _in_turn(self, made: Tensor) -> Tensor:
+        """Have the first product of a block wait for the block before."""
         made.op.control += self._awaited
         return made
 
@@ -460,7 +465,7 @@ class _Ring:
         )
         known = {SCORES: scores, WEIGHTS: weights}
         of_v = self._product(self._entries(block, trees.weights, known), gradient, adj_x=True)
-        of_weights = self._product(gradient, v, adj_y=True)
+        of_weights = self._in_turn(self._product(gradient, v, adj_y=True))
         of_weights = self._entries(block, trees.weights_gradient, known | {GRADIENT: of_weights})
         of_logits = build.binary("Mul", build.binary("Sub", of_weights, mean), weights)
         of_scores = self._entries(block, trees.scores_gradient, known | {GRADIENT: of_logits})
