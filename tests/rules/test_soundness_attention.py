@@ -151,6 +151,27 @@ def test_a_bias_that_is_learned_for_each_score_is_left_alone():
     check(biased, args, [(Shard(1),)] * 3 + [(Replicate(),)], Mesh.of([2]))
 
 
+@pytest.mark.parametrize("mask", ["turned round", "of thirds", "by two"])
+def test_masks_by_other_positions(mask):
+    """What is no plain count of positions is left to TensorFlow."""
+
+    def attention(q, k, v):
+        at = tf.range(LENGTH)
+        if mask == "turned round":
+            seen = at[:, None] >= at[::-1]
+        elif mask == "of thirds":
+            seen = tf.range(0.0, LENGTH / 3 - 0.1, 1 / 3)[:, None] >= tf.range(LENGTH + 0.0)
+        else:
+            seen = at[:, None] >= tf.range(0, 2 * LENGTH, 2)
+        scores = tf.where(seen, tf.matmul(q, k, transpose_b=True), -1e9)
+        return tf.matmul(tf.nn.softmax(scores), v)
+
+    args = [f(2, LENGTH, 4)] * 3
+    traced = Traced.of(attention, args, fused)
+    for mesh in Mesh.of([1]), Mesh.of([2]):
+        traced.check([(Shard(1),)] * 3, mesh)
+
+
 def test_weights_with_a_gradient_of_their_own_are_left_alone():
     """Of weights that hand on another gradient than theirs, less is known than blocks need."""
 

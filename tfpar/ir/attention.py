@@ -131,9 +131,9 @@ class Trees(NamedTuple):
     weights_gradient: Expression | None = None
     scores_gradient: Expression | None = None
 
-    def values(self) -> tuple[Any, ...]:
-        """Write the trees as tuples of plain values, as attributes of ops are."""
-        return tuple(None if tree is None else _values(tree) for tree in self)
+    def values(self) -> list[Any]:
+        """Write the trees as lists of plain values, as attributes of ops are."""
+        return [None if tree is None else _values(tree) for tree in self]
 
     @classmethod
     def of(cls, op: Op) -> Trees:
@@ -146,17 +146,19 @@ class Trees(NamedTuple):
         )
 
 
-def _values(tree: Expression) -> tuple[Any, ...]:
+def _values(tree: Expression) -> list[Any]:
     fields = [getattr(tree, field.name) for field in dataclasses.fields(tree)]
     if isinstance(tree, Apply):
-        fields[1] = tuple(map(_values, tree.inputs))
-    return type(tree).__name__, *fields
+        fields[1] = [_values(each) for each in tree.inputs]
+        fields[2] = [[name, value] for name, value in tree.attrs]
+    return [type(tree).__name__, *fields]
 
 
-def _tree(values: tuple[Any, ...]) -> Expression:
+def _tree(values: list[Any]) -> Expression:
     name, *fields = values
     if name == Apply.__name__:
         fields[1] = tuple(map(_tree, fields[1]))
+        fields[2] = tuple((name, value) for name, value in fields[2])
     found: Expression = _KINDS[name](*fields)
     return found
 

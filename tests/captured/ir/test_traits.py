@@ -32,7 +32,7 @@ OF_THEIR_OWN = {
     "jobs/calibration/kernels.py": "the ops that are timed",
     "cost/op_compute.py": "how the work of each is counted",
     "ir/attention.py": "what bounds the entries of each",
-    "ir/passes/attention_entries.py": "what gives an entry for each row and column",
+    "ir/passes/attention_entries.py": "what blocks of scores take as it is, or cannot",
     "ir/passes/find_attention.py": "what each is linear in",
     "ir/builder.py": "what each gives of a dtype of its own",
     "ir/constants.py": "how each is evaluated",

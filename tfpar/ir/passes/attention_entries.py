@@ -21,6 +21,10 @@ GIVEN = ("Placeholder", "ReadVariableOp")
 """Types of ops that give an entry for each row and column, such as a mask that is fed."""
 
 
+_OF_ONE_SHAPE = ("Fill", "Select", "BiasAdd")
+"""Types of elementwise ops that want operands of other ranks than blocks have."""
+
+
 class Layout(NamedTuple):
     """A tensor, and the dim of the scores that each of its dims is, or `FEATURES`."""
 
@@ -100,13 +104,16 @@ class EntryReader:
         if op.type == "BroadcastTo":
             return [(op.inputs[0], _aligned(dims, shape, op.inputs[0].shape))]
         if op.type == "StridedSlice" or op.type in VIEWS:
-            (source, *_) = op.inputs
+            (source, *others) = op.inputs
+            if op.type == "StridedSlice":  # all of it, and not the other way round
+                strides = self.constants.value(others[2])
+                need(strides is not None and (strides > 0).all())
             need(source.is_static and math.prod(source.shape) == math.prod(shape))
             made = reshaped(shape, dims, source.shape)
             need(made is not None)
             assert made is not None
             return [(source, made)]
-        need(op.type in ELEMENTWISE and op.type != "Fill")
+        need(op.type in ELEMENTWISE and op.type not in _OF_ONE_SHAPE)
         return [(t, _aligned(dims, shape, t.shape)) for t in op.inputs]
 
     def tree(self, tensor: Tensor, dims: Dims) -> Expression:
@@ -115,7 +122,7 @@ class EntryReader:
             return self._names[tensor]
         op = tensor.op
         constant = self.constants.value(tensor)
-        if constant is not None and (constant == constant.flat[0]).all():
+        if constant is not None and _is_uniform(constant):
             return Number(constant.flat[0].item(), tensor.dtype)
         known = self.positional(op, dims)
         if known is not None:
@@ -164,13 +171,13 @@ class EntryReader:
             start, _, delta = (self.constants.value(t) for t in op.inputs)
             if start is None or delta is None:
                 return None
-            return self._along(dims[0], int(delta), int(start), made.dtype)
+            return self._along(dims[0], delta.item(), start.item(), made.dtype)
         if op.type == "Cumsum":
             axis, one = self.constants.value(op.inputs[1]), self._uniform(op.inputs[0])
             plain = not (op.attrs.get("exclusive") or op.attrs.get("reverse"))
             if axis is None or one is None or not plain:
                 return None
-            return self._along(dims[int(axis)], int(one), int(one), made.dtype)
+            return self._along(dims[int(axis)], one, one, made.dtype)
         if op.type == "MatrixBandPart":
             ends = [self.constants.value(t) for t in op.inputs[1:]]
             one = self._uniform(op.inputs[0])
@@ -191,22 +198,27 @@ class EntryReader:
             return Apply("SelectV2", (inside, *pair), _typed(made.dtype), made.dtype)
         return None
 
-    def _along(self, dim: int | None, step: int, offset: int, dtype: str) -> Expression | None:
+    def _along(self, dim: int | None, step: float, offset: float, dtype: str) -> Expression | None:
         if dim is None:
             return Number(offset, dtype)
-        if dim not in (self.row, self.column):
+        if dim not in (self.row, self.column) or not (step == int(step) and offset == int(offset)):
             return None
-        return EntryPosition(step * (dim == self.row), step * (dim == self.column), offset, dtype)
+        by_row, by_column = (int(step) * (dim == own) for own in (self.row, self.column))
+        return EntryPosition(by_row, by_column, int(offset), dtype)
 
     def _uniform(self, tensor: Tensor) -> float | bool | None:
         """The number that all entries of a constant are; None if they differ or are not known."""
         if tensor.op.type == "Fill":
             tensor = tensor.op.inputs[1]
         value = self.constants.value(tensor)
-        if value is None or not (value == value.flat[0]).all():
+        if value is None or not _is_uniform(value):
             return None
         found: float | bool = value.flat[0].item()
         return found
+
+
+def _is_uniform(value: np.ndarray) -> bool:
+    return value.size > 0 and bool((value == value.flat[0]).all())
 
 
 def _typed(dtype: str) -> tuple[tuple[str, DType], ...]:
