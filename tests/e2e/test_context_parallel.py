@@ -13,6 +13,7 @@ import tfpar as tap
 from tests.cases import nightly
 from tests.equivalence import assert_equivalent
 from tfpar.spec import ArgumentError, SpecError, format_spec
+from tfpar.tf.keras import parallel_model
 
 LENGTH, WIDTH, VOCABULARY, BATCH = 16, 16, 40, 4
 CONTEXT = [tap.context_parallel("context")]
@@ -127,7 +128,8 @@ def test_every_kind_of_attention_around_a_ring():
     ids=["and data, compiled", "and data and model", "in microbatches, recomputed", "in stages"],
 )
 def test_context_parallel(mesh, constraints, options, specs):
-    jit_compile = options.pop("jit_compile", False)
+    jit_compile = "jit_compile" in options
+    options = {name: value for name, value in options.items() if name != "jit_compile"}
     parallel, _ = assert_equivalent(
         lambda: model("causal", "padded", jit_compile=jit_compile),
         data(),
@@ -138,6 +140,47 @@ def test_context_parallel(mesh, constraints, options, specs):
     )
     assert specs in attentions(parallel)
     assert kinds_of(parallel)["permute"]
+
+
+@pytest.mark.slow
+def test_an_axis_called_data_splits_positions_alone_if_it_is_asked_to():
+    laid = tap.context_parallel("data")
+    parallel, _ = assert_equivalent(
+        lambda: model("causal"), data(), tap.split({"data": 2}), laid, batch_size=BATCH
+    )
+    assert attentions(parallel) == ["S(2)"] and tap.plan_of(parallel.model).batch_axes == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("backbone", "own"),
+    [
+        ("LlamaBackbone", {"num_key_value_heads": 2}),
+        nightly("MistralBackbone", {"num_key_value_heads": 2, "sliding_window": 5}),
+        nightly("GPT2Backbone", {"dropout": 0.0, "max_sequence_length": LENGTH}),
+        nightly("BertBackbone", {"dropout": 0.0, "max_sequence_length": LENGTH}),
+    ],
+)
+def test_models_of_keras_hub(backbone, own):
+    """With rotary or learned positions, masks of padding, sliding windows."""
+    backbones = pytest.importorskip("keras_hub").models
+
+    def build():
+        inner = getattr(backbones, backbone)(VOCABULARY, 1, 4, WIDTH, 2 * WIDTH, **own)
+        made = inner(inner.input)
+        made = made["sequence_output"] if isinstance(made, dict) else made
+        found = keras.Model(inner.input, layers.Dense(VOCABULARY, name="head")(made))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        found.compile(keras.optimizers.SGD(0.05, momentum=0.9), loss, jit_compile=False)
+        return found
+
+    x, y = data(4)
+    given = {"token_ids": x, "padding_mask": (x > 0).astype("int32"), "segment_ids": 0 * x}
+    given = {name: given[name] for name in build().input}
+    parallel, _ = assert_equivalent(
+        build, (given, y), tap.split({"context": 2}), CONTEXT, batch_size=2
+    )
+    assert attentions(parallel) == ["S(2)"]
 
 
 @pytest.mark.slow
@@ -207,7 +250,9 @@ def test_dropout_of_weights_runs_whole():
         found.compile("sgd", "mse")
     x = np.ones((2, LENGTH, WIDTH), "float32")
     found.fit(x, x, verbose=0)
-    assert tap.plan_of(found).attention == "blockwise"
+    graph = parallel_model(found).executables["train"].captured.graph
+    assert "Softmax" in {op.type for op in graph.ops}
+    assert not any(op.type.startswith("TfparAttention") for op in graph.ops)
 
 
 @pytest.mark.parametrize(
@@ -217,10 +262,17 @@ def test_dropout_of_weights_runs_whole():
         ({"constraints": tap.context_parallel("rows")}, SpecError, "no axis 'rows'"),
         ({"constraints": CONTEXT, "length": 18}, SpecError, "18 positions .* 4 equal parts"),
         ({"constraints": CONTEXT, "kinds": ()}, SpecError, "attentions are none that it knows"),
+        ({"constraints": [*CONTEXT, tap.batch("context")]}, SpecError, "samples or positions"),
+        (
+            {"constraints": [*CONTEXT, tap.shard_output("causal/query", 2, "context")]},
+            SpecError,
+            "contradict each other along mesh axis 'context'",
+        ),
     ],
 )
 def test_refused(options, error, told):
-    length, kinds = options.pop("length", LENGTH), options.pop("kinds", ("causal",))
+    length, kinds = options.get("length", LENGTH), options.get("kinds", ("causal",))
+    options = {name: options[name] for name in options.keys() - {"length", "kinds"}}
     with pytest.raises(error, match=told):
         tap.plan(
             lambda: model(*kinds, length=length), data(length=length), {"context": 4}, **options

@@ -173,7 +173,7 @@ def test_local_steps_are_no_communication():
 
 def test_what_runs_in_an_op_s_place_moves_for_that_op():
     inner = columns()
-    (outer, *_) = (op for op in mlp().ops if op.type == "Relu")
+    (outer, *_) = (op for op in inner.graph.ops if op.type == "Relu")
     strategy = next(iter(inner.decisions.values())).strategy
     within = list(Decision(strategy, expansion=inner).communications(outer))
     assert {(moved.op, moved.tensor) for moved in within} == {(outer, None)}

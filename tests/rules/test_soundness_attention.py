@@ -151,6 +151,31 @@ def test_a_bias_that_is_learned_for_each_score_is_left_alone():
     check(biased, args, [(Shard(1),)] * 3 + [(Replicate(),)], Mesh.of([2]))
 
 
+@pytest.mark.parametrize("operands", ["shared", "of two dims of features", "reshaped"])
+def test_operands_of_other_shapes(operands):
+    """Keys that all samples share, values of two dims of features, and a batch of one sample."""
+    samples = 1 if operands == "reshaped" else 2
+
+    def attention(q, k, v):
+        if operands == "shared":
+            scores = tf.matmul(q, k[:1], transpose_b=True)
+        else:
+            scores = tf.matmul(q, k, transpose_b=True)
+        weights = tf.nn.softmax(scores)
+        if operands == "reshaped":
+            weights = weights[0]
+            return tf.matmul(weights, v[0])[None]
+        if operands == "shared":
+            return tf.matmul(weights, v)
+        made = tf.einsum("bts,bsde->btde", weights, tf.reshape(v, (2, LENGTH, 2, 2)))
+        return tf.reshape(made, (2, LENGTH, 4))
+
+    args = [f(samples, LENGTH, 4)] * 4
+    traced = Traced.of(with_gradients(attention), args, fused)
+    for mesh in Mesh.of([1]), Mesh.of([2]):
+        traced.check(positions_split(args, mesh), mesh)
+
+
 @pytest.mark.parametrize("mask", ["turned round", "of thirds", "by two"])
 def test_masks_by_other_positions(mask):
     """What is no plain count of positions is left to TensorFlow."""

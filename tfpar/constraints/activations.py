@@ -37,7 +37,7 @@ def resolve_outputs(
         return {}
     axes = [mesh.axis(n) for n in batch_axes(constraints, mesh)]
     batch_size = next((t.shape[0] for t in graph.inputs if t.shape), None)
-    chosen: dict[Tensor, dict[int, tuple[Placement, Constraint]]] = {}
+    asked: list[tuple[Constraint, Tensor, Mapping[int, Placement]]] = []
     for constraint in wanted:
         tensors = _border_tensors(graph, constraint.pattern)
         if not tensors and must_match:
@@ -46,20 +46,22 @@ def resolve_outputs(
             if not isinstance(constraint, LayoutOutput):  # published maps name what others have
                 raise SpecError(text)
             logger.warning("%s", text)
-        for tensor in tensors:
-            for axis, placement in constraint.placements(tensor, mesh).items():
-                have = chosen.setdefault(tensor, {}).setdefault(axis, (placement, constraint))
-                if have[0] != placement:
-                    raise SpecError(
-                        f"Tensor {tensor.name!r}: {have[1]} and {constraint} contradict each other "
-                        f"along mesh axis {mesh.axis_names[axis]!r}. Narrow one of the patterns."
-                    )
+        asked += [(constraint, tensor, constraint.placements(tensor, mesh)) for tensor in tensors]
     for split in splits:
         axis = mesh.axis(split.axis)
         # Where heads may be split along another axis, a spec of them would say that they are whole.
         alone = all(n == 1 or a in (axis, *axes) for a, n in enumerate(mesh.shape))
-        for tensor, dim in _sequences(graph, split, mesh, alone, must_match).items():
-            chosen.setdefault(tensor, {}).setdefault(axis, (Shard(dim), split))
+        sequences = _sequences(graph, split, mesh, alone, must_match)
+        asked += [(split, tensor, {axis: Shard(dim)}) for tensor, dim in sequences.items()]
+    chosen: dict[Tensor, dict[int, tuple[Placement, Constraint]]] = {}
+    for one, tensor, placements in asked:
+        for axis, placement in placements.items():
+            have = chosen.setdefault(tensor, {}).setdefault(axis, (placement, one))
+            if have[0] != placement:
+                raise SpecError(
+                    f"Tensor {tensor.name!r}: {have[1]} and {one} contradict each other along mesh "
+                    f"axis {mesh.axis_names[axis]!r}. Narrow one of them."
+                )
     found = {}
     for tensor, placed in chosen.items():
         batched = bool(batch_size) and tensor.shape and tensor.shape[0] % batch_size == 0

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from tfpar.constraints.constraint_types import (
     Constraint,
+    ContextParallel,
     FullyShard,
     LayoutVariable,
     SplitBatch,
@@ -163,21 +164,31 @@ def batch_axes(constraints: Sequence[Constraint], mesh: Mesh) -> tuple[str, ...]
     """Return the mesh axes that split the batch, in mesh order.
 
     Those that `batch(...)` says. Without it: axes called "data" or "batch", and every
-    axis that no constraint names but `fsdp`; so all of them if there are no constraints.
+    axis that no constraint names but `fsdp`; so all of them if there are no constraints. Those of
+    `context_parallel` split positions, whatever they are called.
 
     Raises:
-        SpecError: an unknown axis, or two different `batch(...)`.
+        SpecError: an unknown axis, two different `batch(...)`, or one that names an axis which
+            splits positions.
     """
     check_axes(constraints, mesh)
     pinned = [c for c in constraints if isinstance(c, SplitBatch)]
     for other in pinned[1:]:
         if set(other.axes) != set(pinned[0].axes):
             raise SpecError(f"{pinned[0]} and {other} contradict each other. Keep one of them.")
+    splits = {c.axis: c for c in constraints if isinstance(c, ContextParallel)}
+    for axis in (a for a in (pinned[0].axes if pinned else ()) if a in splits):
+        raise SpecError(
+            f"{pinned[0]} and {splits[axis]} contradict each other: axis {axis!r} splits samples "
+            f"or positions. Take another axis for one of them."
+        )
     if pinned:
         return tuple(n for n in mesh.axis_names if n in pinned[0].axes)
     others = [c for c in constraints if not isinstance(c, FullyShard)]
     named = {axis for c in others for axis in c.named_axes}
-    return tuple(n for n in mesh.axis_names if n in BATCH_AXIS_NAMES or n not in named)
+    return tuple(
+        n for n in mesh.axis_names if (n in BATCH_AXIS_NAMES and n not in splits) or n not in named
+    )
 
 
 def check_axes(constraints: Sequence[Constraint], mesh: Mesh) -> None:

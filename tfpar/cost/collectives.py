@@ -21,7 +21,15 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 
 from tfpar.cluster.description import Cluster
-from tfpar.cluster.network import Hop, find_measurement, link_of, ring_links, route, transfer_link
+from tfpar.cluster.network import (
+    Hop,
+    Link,
+    find_measurement,
+    link_of,
+    ring_links,
+    route,
+    transfer_link,
+)
 from tfpar.spec import Mesh
 from tfpar.spec.names import PERMUTE
 
@@ -98,14 +106,18 @@ def transfer_seconds(pairs: Iterable[tuple[int, int]], num_bytes: float, cluster
         pairs: (sender, receiver) of each; who sends to itself does so at once.
         num_bytes: what each sends.
     """
-    link = transfer_link(cluster, tuple(sorted((a, b) for a, b in pairs if a != b)))
+    link = _link_of_pairs(pairs, cluster)
     return link.latency_s + num_bytes / link.bandwidth
+
+
+def _link_of_pairs(pairs: Iterable[tuple[int, int]], cluster: Cluster) -> Link:
+    return transfer_link(cluster, tuple(sorted((a, b) for a, b in pairs if a != b)))
 
 
 def _neighbours(axes: tuple[int, ...], mesh: Mesh, cluster: Cluster) -> Line:
     """Transfers in which each rank of a group sends to the one before it, all at once."""
-    pairs = [(rank, group[at - 1]) for group in mesh.groups(axes) for at, rank in enumerate(group)]
-    link = transfer_link(cluster, tuple(sorted((a, b) for a, b in pairs if a != b)))
+    pairs = ((rank, group[at - 1]) for group in mesh.groups(axes) for at, rank in enumerate(group))
+    link = _link_of_pairs(pairs, cluster)
     return link.latency_s, 1.0 / link.bandwidth
 
 

@@ -85,7 +85,9 @@ class Table:
     dtype: str
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Table) and np.array_equal(self.values, other.values)
+        if not isinstance(other, Table) or self.dtype != other.dtype:
+            return False
+        return np.array_equal(self.values, other.values)
 
     def __hash__(self) -> int:
         return hash((self.values.shape, self.dtype))
@@ -217,14 +219,8 @@ def _bounds_of_table(values: np.ndarray, rows: Range, columns: Range) -> Range:
 
 
 def _scaled(factor: int, ends: Range) -> Range:
-    return (
-        (factor * ends[0], factor * ends[1])
-        if factor >= 0
-        else (
-            factor * ends[1],
-            factor * ends[0],
-        )
-    )
+    least, most = (0, 1) if factor >= 0 else (1, 0)
+    return factor * ends[least], factor * ends[most]
 
 
 def _cast(ends: Range, dtype: str) -> Range:

@@ -58,7 +58,7 @@ class StepToPlan:
         compression: the dtype in which gradients travel; None: their own.
         jit_compile: XLA compiles the step, and what it fuses is priced so (`ir.kernels`).
         bound: the weights whose optimizer slots cannot be in host memory.
-        attention: how attentions run in `graph`; see `plans.Attention`.
+        attention: how attentions run in `graph`; see `plans.attention`.
         graph_memo: the memo of what depends on graphs alone.
     """
 

@@ -198,8 +198,7 @@ class PartitionedGraph:
             yield from reshard.communications(self.mesh, wire_dtypes)
         for op, decision in self.decisions.items():
             yield from decision.communications(op)
-            rule = self.prepared.rules.get(op)
-            permuted = None if rule is None else rule.permutes
+            permuted = self.prepared.rules[op].permutes
             if permuted is not None:
                 splits = enumerate(decision.strategy.splits)
                 axes = tuple(axis for axis, (factor, _) in splits if factor == permuted)

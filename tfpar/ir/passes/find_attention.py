@@ -204,17 +204,18 @@ class _Finder:
         first, second = sides
         if self.column in first.dims:
             first, second = second, first
-        need(self._has(first, self.row) and self._has(second, self.column))
-        return first, second
+        return self._checked(first, self.row), self._checked(second, self.column)
 
-    def _has(self, side: Layout, own: int) -> bool:
-        """Whether a tensor has all batch dims, features, and of rows and columns only `own`."""
-        wanted = {*range(self.rank - 2), own, FEATURES}
-        sized = [d for d, n in zip(side.dims, side.tensor.shape, strict=True) if d is not None]
-        return set(sized) == wanted and len(sized) == len(wanted)
+    def _checked(self, side: Layout, own: int) -> Layout:
+        """Check that a tensor has all batch dims, none of them to be broadcast, one of features,
+        and of rows and columns `own` alone."""
+        need(Counter(side.dims) == Counter((*range(self.rank - 2), own, FEATURES)))
+        for d, n in zip(side.dims, side.tensor.shape, strict=True):
+            need(d is not None and (d == FEATURES or n == self.shape[d]))
+        return side
 
     def _weighted(self, product: Op, position: int, dims: Dims) -> tuple[Layout, Layout]:
-        """The other operand and the result of a product that sums over columns.
+        """The other operand and the result of a product that sums over rows or columns.
 
         Args:
             position: of the operand in dims of the scores.
@@ -225,7 +226,10 @@ class _Finder:
         of = dict(zip(own, dims, strict=True))
         v = self._settled(product.inputs[1 - position], tuple(of.get(n, FEATURES) for n in other))
         result = Layout(product.outputs[0], tuple(of.get(n, FEATURES) for n in names.result))
-        return v, result
+        summed, left = self.column, self.row
+        if self._is_backward(product, position, dims):
+            summed, left = left, summed
+        return self._checked(v, summed), self._checked(result, left)
 
     def _settled(self, tensor: Tensor, dims: tuple[int | None, ...]) -> Layout:
         """A tensor before it was transposed."""

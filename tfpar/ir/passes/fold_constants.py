@@ -13,6 +13,7 @@ import numpy as np
 
 from tfpar.ir.constants import Constants
 from tfpar.ir.graph import DType, Graph, Op, Tensor
+from tfpar.ir.passes.dead_ops import without_dead
 from tfpar.ir.traits import SOURCES
 
 # Larger values stay ops: a Range over a vocabulary is cheaper to run than to store.
@@ -54,7 +55,7 @@ def fold_constants(graph: Graph, constants: Constants) -> None:
         op.control = [h for c in op.control for h in heirs.get(c, (c,))]
     graph.outputs = [replaced.get(t, t) for t in graph.outputs]
     graph.effects = [h for e in graph.effects for h in heirs.get(e, (e,))]
-    graph.ops = _without_dead(graph, ops)
+    graph.ops = without_dead(graph, ops)
 
 
 def _known_values(op: Op, constants: Constants) -> list[np.ndarray]:
@@ -76,16 +77,3 @@ def _known_values(op: Op, constants: Constants) -> list[np.ndarray]:
 
 def _const_attrs(value: np.ndarray, dtype: str) -> dict[str, Any]:
     return {"value": value, "dtype": DType(dtype)}
-
-
-def _without_dead(graph: Graph, ops: list[Op]) -> list[Op]:
-    """`ops` without those that have no effect and that nothing reads or waits for."""
-    needed = {t.op for t in (*graph.inputs, *graph.outputs, *(v.handle for v in graph.variables))}
-    needed.update(graph.effects)
-    kept = []
-    for op in reversed(ops):
-        if op in needed or op.stateful:
-            needed.update(t.op for t in op.inputs)
-            needed.update(op.control)
-            kept.append(op)
-    return kept[::-1]

@@ -11,14 +11,15 @@ Nothing of the scores is kept from the forward to the backward pass, which compu
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 from tfpar.ir.attention import ATTENTION, ATTENTION_GRADIENT, TREES
 from tfpar.ir.builder import GraphBuilder
-from tfpar.ir.graph import Graph, Op, Tensor
+from tfpar.ir.graph import Graph, Tensor
 from tfpar.ir.order import sort_topologically
 from tfpar.ir.passes.attention_entries import Layout
 from tfpar.ir.passes.copy import copy_graph
+from tfpar.ir.passes.dead_ops import without_dead
 from tfpar.ir.passes.find_attention import FEATURES, Attention, find_attentions
 
 _BACKWARD_SCOPE = "gradient_tape/"
@@ -59,7 +60,6 @@ class _Writer:
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._read = {t for op in graph.ops for t in op.inputs}
         self._instead: dict[Tensor, Tensor] = {}
         self._build = GraphBuilder(Graph())
         for op in graph.ops:
@@ -131,7 +131,7 @@ class _Writer:
 
     def _replace(self, layout: Layout, tensor: Tensor, order: Sequence[int]) -> None:
         """Have whoever reads a tensor read another one, whose dims are in `order`."""
-        perm = [order.index(d) for d in layout.dims if d is not None]
+        perm = [order.index(d) for d in layout.dims]
         if perm != sorted(perm):
             tensor = self._build.transpose(tensor, perm)
         self._instead[layout.tensor] = tensor
@@ -143,30 +143,4 @@ class _Writer:
         for op in graph.ops:
             op.inputs = [instead.get(t, t) for t in op.inputs]
         graph.outputs = [instead.get(t, t) for t in graph.outputs]
-        graph.ops = sort_topologically(_without_unread(graph, self._read))
-
-
-def _without_unread(graph: Graph, before: Collection[Tensor]) -> list[Op]:
-    """The ops of a graph without those that were read `before`, and no longer are."""
-    readers: dict[Tensor, int] = {}
-    for op in graph.ops:
-        for tensor in op.inputs:
-            readers[tensor] = readers.get(tensor, 0) + 1
-    kept = {*graph.outputs, *graph.inputs, *(v.handle for v in graph.variables)}
-    effects = {*graph.effects}
-    awaited = {c for op in graph.ops for c in op.control}
-    gone: set[Op] = set()
-    pending = [*graph.ops]
-    while pending:
-        op = pending.pop()
-        if op in gone or op.stateful or op in effects or op in awaited or not op.outputs:
-            continue
-        if any(readers.get(t) or t in kept for t in op.outputs):
-            continue
-        if not any(t in before for t in op.outputs):
-            continue
-        gone.add(op)
-        for tensor in op.inputs:
-            readers[tensor] -= 1
-            pending.append(tensor.op)
-    return [op for op in graph.ops if op not in gone]
+        graph.ops = without_dead(graph, sort_topologically(graph.ops))
